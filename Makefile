@@ -1,0 +1,41 @@
+.DEFAULT_GOAL := help
+.PHONY: help demo test format clean
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+# Newer than pyproject.toml and constraints.txt: nothing is installed and no network is asked.
+INSTALLED := $(VENV)/.installed
+
+help:
+	@echo 'make demo    train on the digits with 4 processes, one of them late; compare three methods'
+	@echo 'make test    formatting, lint, types and tests'
+	@echo 'make format  let ruff format the code and mend what it can'
+	@echo 'make clean   remove the virtual environment, caches and build outputs'
+	@echo
+	@echo 'The first of them makes $(VENV) with Python 3.11 or later; PYTHON=/path/to/python chooses another one.'
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo 'no Python found; install 3.11 or later, or say PYTHON=/path/to/python'; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"Offbeat needs Python 3.11 or later, and $(PYTHON) is {sys.version.split()[0]}; say PYTHON=/path/to/a/newer/python")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/offbeat compare --live --task digits --workers 4 --steps 60 --delay "1 ranks 100ms" allreduce local_sgd dasgd
+
+test: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q -m "not live" -n 2
+	$(BIN)/pytest -q -m live
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

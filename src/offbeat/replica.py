@@ -1,0 +1,83 @@
+"""One worker's side of a strategy: its weights, its optimiser step, its steps, what it must remember."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from offbeat.effects import Next, Turn
+from offbeat.vector import Vec, pack
+
+
+class Replica:
+    """What a strategy calls ``me``.
+
+    ``x`` are the weights, ``model`` the weights together with floating buffers (such as BatchNorm statistics): both
+    are the live memory of the model, so ``me.x.copy_(…)`` changes it. ``horizon`` is the number of steps of the run
+    where that is known.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        x: Vec,
+        buffers: Vec,
+        update: Callable[[Vec], None],
+        learning_rate: Callable[[], float],
+        seed: int = 0,
+        horizon: int | None = None,
+    ) -> None:
+        self.rank, self.size, self.seed, self.horizon = rank, size, seed, horizon
+        self.x = x
+        self.model = pack(x, buffers) if buffers.parts else x
+        self.t = 0
+        self.memory = SimpleNamespace()
+        self._update = update
+        self._learning_rate = learning_rate
+
+    @property
+    def lr(self) -> float:
+        """The inner optimiser's learning rate now (its first parameter group's)."""
+        return self._learning_rate()
+
+    def step(self, g: Vec | None) -> None:
+        """Let the inner optimiser take a step with gradient ``g``; without one, nothing moves (momentum neither)."""
+        if g is not None:
+            self._update(g)
+
+    def steps(self) -> Steps:
+        """The steps of the run, from where it stands (after a resume not from 0)."""
+        return Steps(self)
+
+    def recall(self, **first: Any) -> SimpleNamespace:
+        """What this strategy remembers across a checkpoint: numbers, ``None``, vectors, and lists of these.
+
+        The arguments are the values at the very beginning.
+        """
+        for name, value in first.items():
+            if not hasattr(self.memory, name):
+                setattr(self.memory, name, value)
+        return self.memory
+
+
+class Steps:
+    """``async for t in me.steps()``. The step counter moves on when the body of the loop is through."""
+
+    __slots__ = ("_me", "_begun")
+
+    def __init__(self, me: Replica) -> None:
+        self._me, self._begun = me, False
+
+    def __aiter__(self) -> Steps:
+        return self
+
+    async def __anext__(self) -> int:
+        if self._begun:
+            self._me.t += 1
+        self._begun = True
+        if await Next(self._me.t) is Turn.STOP:
+            raise StopAsyncIteration
+        return self._me.t
+

@@ -1,0 +1,194 @@
+"""The simulated world: every strategy in virtual time, up to thousands of workers in one process."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from offbeat import delays as delays_
+from offbeat.delays import Seconds
+from offbeat.merging import mean
+from offbeat.replica import Replica
+from offbeat.sim.fleet import Fleet
+from offbeat.sim.network import Network
+from offbeat.sim.world import Deadlock, World
+from offbeat.strategy import Strategy
+from offbeat.task import Task
+from offbeat.trace import Trace
+from offbeat.vector import Vec
+
+__all__ = ["Deadlock", "Network", "Run", "simulate"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a simulated run left behind.
+
+    ``seconds``: virtual time until the last worker was through its steps. ``weights`` (workers, parameters): the
+    replicas after their last step, nothing flushed or averaged. ``final`` (parameters): what every worker holds after
+    the ending. ``losses``: the training loss of each step, averaged over the workers. ``wait_s``, ``finished_s``: per
+    worker, the ending not counted. ``wire_bytes``: sent by all workers while training. With ``task=None`` the tensors
+    of weights and losses are empty.
+    """
+
+    strategy: str
+    workers: int
+    seed: int
+    seconds: float
+    finished_s: tuple[float, ...]
+    wait_s: tuple[float, ...]
+    gradients: tuple[int, ...]
+    wire_bytes: int
+    weights: Tensor
+    final: Tensor
+    losses: Tensor
+    trace: Trace
+    model: nn.Module | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def wait_fraction(self) -> float:
+        """The share of the workers' time that was spent waiting or communicating in the open."""
+        total = sum(self.finished_s)
+        return sum(self.wait_s) / total if total else 0.0
+
+    @property
+    def steps(self) -> int:
+        """The most gradients any worker took."""
+        return max(self.gradients)
+
+    @property
+    def hash(self) -> str:
+        """A digest of times, bytes and weights: equal for equal runs."""
+        digest = hashlib.sha256(repr((self.finished_s, self.wait_s, self.wire_bytes)).encode())
+        for tensor in (self.weights, self.final, self.losses):
+            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+
+def simulate(
+    strategy: Strategy,
+    task: Task | None = None,
+    workers: int = 8,
+    steps: int | None = None,
+    *,
+    samples: int | None = None,
+    seconds: float | None = None,
+    seed: int = 0,
+    compute_s: Seconds = 0.1,
+    delays: Seconds | None = None,
+    network: Network | None = None,
+    parameters: int = 1_000_000,
+    spans: bool = False,
+    rounds: bool = True,
+) -> Run:
+    """Run ``strategy`` on ``workers`` simulated workers, in virtual time.
+
+    The run ends by one of ``steps`` (so many gradients for every worker), ``samples`` (so many gradients taken by all
+    together) or ``seconds`` (of virtual time). ``compute_s`` is a step's computation, ``delays`` come on top, before
+    it: numbers, distributions (``ob.delays``) or functions of (step, rank). ``task=None`` simulates time alone, with a
+    model of ``parameters`` float32 numbers. ``spans`` keeps each worker's timeline in ``run.trace``.
+    """
+    if not isinstance(strategy, Strategy):
+        raise TypeError(f"{strategy!r} is not a strategy; use one such as ob.local_sgd(period=8)")
+    if task is not None and not isinstance(task, Task):
+        raise TypeError(f"{task!r} is not a task; use ob.Task(…), ob.tasks.digits(), or None for time alone")
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise ValueError(f"{workers!r} workers cannot train; use 1 or more")
+    network = network or Network()
+    trace = Trace(keep_spans=spans, keep_rounds=rounds)
+    fleet = Fleet(task, workers, seed) if task is not None else None
+    replicas = [_replica(fleet, rank, workers, seed, steps, parameters) for rank in range(workers)]
+    retired: dict[int, Vec] = {}
+
+    world = World(
+        replicas,
+        strategy.body,
+        _ending(steps, samples, seconds),
+        delays_.bind(compute_s, seed=seed, workers=workers, what="compute_s"),
+        delays_.bind(delays, seed=seed, workers=workers, what="delays"),
+        network,
+        trace,
+        ask=fleet.ask if fleet else lambda rank, step: None,
+        gradient=fleet.gradient if fleet else lambda rank: replicas[rank].x,
+        retired=lambda rank: retired.__setitem__(rank, replicas[rank].x.clone()),
+    )
+    world.run()
+    model = _close(fleet, workers) if fleet else None
+    return Run(
+        strategy=str(strategy),
+        workers=workers,
+        seed=seed,
+        seconds=max(w.finished_s for w in world.workers),
+        finished_s=tuple(w.finished_s for w in world.workers),
+        wait_s=tuple(world.wait_s),
+        gradients=tuple(w.taken for w in world.workers),
+        wire_bytes=world.exchanges.bytes_sent,
+        weights=torch.stack([_flat(retired[rank]) for rank in range(workers)]),
+        final=_flat(replicas[0].x),
+        losses=fleet.losses() if fleet else torch.zeros(0, dtype=torch.float64),
+        trace=trace,
+        model=model,
+        metrics=dict(task.evaluate(model)) if task and model is not None and task.evaluate else {},
+    )
+
+
+def _replica(fleet: Fleet | None, rank: int, size: int, seed: int, steps: int | None, parameters: int) -> Replica:
+    if fleet is None:
+        return Replica(rank, size, Vec((), 4 * parameters), Vec(()), lambda g: None, lambda: 0.0, seed, steps)
+    return Replica(
+        rank,
+        size,
+        fleet.x[rank],
+        fleet.buffers[rank],
+        lambda g: fleet.update(rank, g),
+        lambda: fleet.learning_rate(rank),
+        seed,
+        steps,
+    )
+
+
+class _ending:
+    """One of three endings; counts the gradients begun where they are what ends the run."""
+
+    def __init__(self, steps: int | None, samples: int | None, seconds: float | None) -> None:
+        given = {"steps": steps, "samples": samples, "seconds": seconds}
+        named = [f"{name}={value}" for name, value in given.items() if value is not None]
+        if len(named) != 1:
+            said = " and ".join(named) or "none of them"
+            raise ValueError(f"a run ends by one of steps=, samples= or seconds=, but {said} was given")
+        for name, value in given.items():
+            if value is not None and not value >= 0:
+                raise ValueError(f"{name}={value} cannot end a run; use 0 or more")
+        self._steps, self._samples, self._seconds = steps, samples, seconds
+
+    def __call__(self, taken: int, now_s: float) -> bool:
+        if self._steps is not None:
+            return taken < self._steps
+        if self._seconds is not None:
+            return now_s < self._seconds
+        assert self._samples is not None
+        self._samples -= 1
+        return self._samples >= 0
+
+
+def _close(fleet: Fleet, workers: int) -> nn.Module:
+    """Make all replicas equal: the mean of weights and floating buffers, the maximum of integer ones.
+
+    Replicas that are equal already are left alone: the mean of equal numbers may round.
+    """
+    for table in (fleet.X, fleet.B):
+        for part in table:
+            if not bool((part == part[:1]).all()):
+                part.copy_(mean([Vec((part[i],)) for i in range(workers)], workers).parts[0].expand_as(part))
+    for part in fleet.N:
+        part.copy_(part.amax(dim=0, keepdim=True).expand_as(part) if part.numel() else part)
+    return fleet.model(0)
+
+
+def _flat(x: Vec) -> Tensor:
+    return torch.cat([p.detach() for p in x.parts]) if x.parts else torch.zeros(0)

@@ -1,0 +1,176 @@
+"""All replicas of a simulated run in a few tables, and their gradients in one batched call.
+
+Row i of every table belongs to worker i: weights, gradients, floating buffers, integer buffers. Gradients that are
+due at about the same moment are computed together with ``torch.func.vmap``, on the device the model lives on.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from offbeat.layout import Layout
+from offbeat.task import Task
+from offbeat.vector import Vec
+
+
+class Fleet:
+    """The workers' models, optimisers and gradients."""
+
+    def __init__(self, task: Task, workers: int, seed: int) -> None:
+        self.task = task
+        self.skeleton = task.build(seed)
+        self.skeleton.train()
+        trainable = [(n, p) for n, p in self.skeleton.named_parameters() if p.requires_grad]
+        buffers = list(self.skeleton.named_buffers())
+        self.layout = Layout.of(trainable)
+        self.floating = Layout.of((n, b) for n, b in buffers if b.is_floating_point())
+        self.counting = Layout.of((n, b) for n, b in buffers if not b.is_floating_point())
+        self.X, self.G = self.layout.empty(workers), self.layout.empty(workers)
+        self.B, self.N = self.floating.empty(workers), self.counting.empty(workers)
+        for layout, table, tensors in (
+            (self.layout, self.X, [p for _, p in trainable]),
+            (self.floating, self.B, [b for _, b in buffers if b.is_floating_point()]),
+            (self.counting, self.N, [b for _, b in buffers if not b.is_floating_point()]),
+        ):
+            for slot, tensor in zip(layout.slots, tensors, strict=True):
+                slot.rows(table[slot.part]).copy_(tensor.detach().expand(workers, *slot.shape))
+        self.x = [Vec([part[i] for part in self.X]) for i in range(workers)]
+        self.g = [Vec([part[i] for part in self.G]) for i in range(workers)]
+        self.buffers = [Vec([part[i] for part in self.B]) for i in range(workers)]
+        self._optimizers = [self._optimizer(i) for i in range(workers)]
+        self._schedulers = [task.scheduler(o) if task.scheduler else None for o in self._optimizers]
+        self._due: list[tuple[int, int]] = []
+        self._one_by_one = False
+        self._loss_sum: dict[int, float] = defaultdict(float)
+        self._loss_count: dict[int, int] = defaultdict(int)
+
+    def _optimizer(self, rank: int) -> torch.optim.Optimizer:
+        params = [nn.Parameter(slot.view(self.X[slot.part][rank])) for slot in self.layout.slots]
+        for slot, p in zip(self.layout.slots, params, strict=True):
+            p.grad = slot.view(self.G[slot.part][rank])
+        optimizer = self.task.optimizer(params)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"the task's optimizer gave {optimizer!r}; it must return a torch.optim.Optimizer")
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ValueError("LBFGS evaluates the loss inside its step; use an optimizer whose step needs no closure")
+        return optimizer
+
+    def learning_rate(self, rank: int) -> float:
+        return float(self._optimizers[rank].param_groups[0]["lr"])
+
+    def update(self, rank: int, g: Vec) -> None:
+        """One optimiser step of worker ``rank``."""
+        if g is not self.g[rank]:
+            self.g[rank].copy_(g)
+        self._optimizers[rank].step()
+        scheduler = self._schedulers[rank]
+        if scheduler is not None:
+            scheduler.step()
+
+    def ask(self, rank: int, step: int) -> None:
+        """Worker ``rank`` begins to compute the gradient of its batch ``step`` at its weights of now."""
+        self._due.append((rank, step))
+
+    def gradient(self, rank: int) -> Vec:
+        """The gradient that was asked for; all that were asked for since are computed with it.
+
+        Weights of a worker that is computing must not change before this (rule 5 of the effects), so the rows may be
+        read now instead of when they were asked for.
+        """
+        if any(r == rank for r, _ in self._due):
+            self._compute()
+        return self.g[rank]
+
+    def losses(self) -> Tensor:
+        """The training loss of each step, averaged over the workers that took it."""
+        steps = max(self._loss_count, default=-1) + 1
+        nan = float("nan")
+        values = [self._loss_sum[t] / self._loss_count[t] if self._loss_count[t] else nan for t in range(steps)]
+        return torch.tensor(values, dtype=torch.float64)
+
+    def _compute(self) -> None:
+        groups: dict[Any, list[tuple[int, int, tuple[Tensor, ...]]]] = defaultdict(list)
+        for rank, step in self._due:
+            batch = self.task.take(rank, step)
+            groups[tuple((b.shape, b.dtype) for b in batch)].append((rank, step, batch))
+        self._due.clear()
+        for members in groups.values():
+            ranks = torch.tensor([rank for rank, _, _ in members])
+            stacked = [torch.stack(columns) for columns in zip(*(batch for _, _, batch in members), strict=True)]
+            values = self._gradients(ranks, stacked)
+            for (_, step, _), value in zip(members, values.tolist(), strict=True):
+                self._loss_sum[step] += value
+                self._loss_count[step] += 1
+
+    def _gradients(self, ranks: Tensor, batch: list[Tensor]) -> Tensor:
+        weights = self._tensors(self.layout, self.X, ranks)
+        state = {**self._tensors(self.floating, self.B, ranks), **self._tensors(self.counting, self.N, ranks)}
+        device = next(iter(weights.values())).device
+        batch = [b.to(device) for b in batch]
+        if not self._one_by_one:
+            try:
+                grads, (values, state) = vmap(grad_and_value(self._loss, has_aux=True), randomness="different")(
+                    weights, state, *batch
+                )
+            except RuntimeError as error:
+                reason = str(error).splitlines()[0]
+                warnings.warn(f"gradients are computed one worker at a time, since vmap refused: {reason}", stacklevel=2)
+                self._one_by_one = True
+        if self._one_by_one:
+            grads, values, state = self._loop(ranks, weights, state, batch)
+        self._store(self.layout, self.G, ranks, grads)
+        self._store(self.floating, self.B, ranks, state)
+        self._store(self.counting, self.N, ranks, state)
+        return values.detach()
+
+    def _loss(self, weights: dict[str, Tensor], state: dict[str, Tensor], *batch: Tensor) -> tuple[Tensor, Any]:
+        state = {name: tensor.clone() for name, tensor in state.items()}
+        output = functional_call(self.skeleton, {**weights, **state}, batch[:-1])
+        return self.task.loss(output, batch[-1]), {name: tensor.detach() for name, tensor in state.items()}
+
+    def _loop(
+        self, ranks: Tensor, weights: dict[str, Tensor], state: dict[str, Tensor], batch: list[Tensor]
+    ) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
+        rows = []
+        for k in range(len(ranks)):
+            leaves = {n: w[k].clone().requires_grad_() for n, w in weights.items()}
+            buffers = {n: s[k].clone() for n, s in state.items()}
+            value = self.task.loss(
+                functional_call(self.skeleton, {**leaves, **buffers}, tuple(b[k] for b in batch[:-1])), batch[-1][k]
+            )
+            grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+            filled = [torch.zeros_like(w) if g is None else g for g, w in zip(grads, leaves.values(), strict=True)]
+            rows.append((dict(zip(leaves, filled, strict=True)), value.detach(), buffers))
+        return (
+            {n: torch.stack([grads[n] for grads, _, _ in rows]) for n in weights},
+            torch.stack([value for _, value, _ in rows]),
+            {n: torch.stack([buffers[n] for _, _, buffers in rows]) for n in state},
+        )
+
+    @staticmethod
+    def _tensors(layout: Layout, table: list[Tensor], ranks: Tensor) -> dict[str, Tensor]:
+        rows = [part[ranks.to(part.device)] for part in table]
+        return {slot.name: slot.rows(rows[slot.part]) for slot in layout.slots}
+
+    @staticmethod
+    def _store(layout: Layout, table: list[Tensor], ranks: Tensor, tensors: dict[str, Tensor]) -> None:
+        for k, part in enumerate(table):
+            columns = [tensors[s.name].reshape(len(ranks), -1) for s in layout.slots if s.part == k]
+            part[ranks.to(part.device)] = torch.cat(columns, dim=1).to(part.dtype)
+
+    def model(self, rank: int) -> nn.Module:
+        """Worker ``rank``'s model, by itself."""
+        module = copy.deepcopy(self.skeleton)
+        named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        with torch.no_grad():
+            for layout, table in ((self.layout, self.X), (self.floating, self.B), (self.counting, self.N)):
+                for slot in layout.slots:
+                    named[slot.name].copy_(slot.view(table[slot.part][rank]))
+        return module

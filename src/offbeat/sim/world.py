@@ -1,0 +1,225 @@
+"""Virtual time: one process that runs every worker's strategy and answers its requests.
+
+SimPy keeps the clock and the queue of events. A worker is its coroutine; it is resumed with ``send`` when the answer to
+its request is there. Events of the same instant run in the order they were scheduled, so a run is a pure function of
+its arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import simpy
+
+from offbeat.effects import Begin, Effect, Finish, Grad, GradMix, Mix, Next, Ticket, Turn, not_ours
+from offbeat.replica import Replica
+from offbeat.sim.exchange import Exchanges, Pending
+from offbeat.sim.network import Network
+from offbeat.trace import Trace
+from offbeat.vector import Vec
+
+Seconds = Callable[[int, int], float]
+
+_LATER = object()  # an answer that comes with a later event
+
+
+class Deadlock(RuntimeError):
+    """No event is left, and workers still wait."""
+
+
+class Worker:
+    """One simulated worker: its coroutine and what it is waiting for."""
+
+    __slots__ = ("asked_s", "coroutine", "done", "ended", "finished_s", "idle", "me", "rank", "seq", "taken", "waits")
+
+    def __init__(self, me: Replica, coroutine: Coroutine[Effect[Any], Any, None]) -> None:
+        self.me, self.rank, self.coroutine = me, me.rank, coroutine
+        self.seq = 0  # mixes asked for so far: the k-th meets everybody's k-th
+        self.taken = 0  # gradients begun
+        self.idle = self.done = self.ended = False
+        self.finished_s = self.asked_s = 0.0
+        self.waits = ""
+
+
+class World:
+    """Drives all workers until all have ended."""
+
+    def __init__(
+        self,
+        replicas: list[Replica],
+        body: Callable[[Replica], Coroutine[Effect[Any], Any, None]],
+        more: Callable[[int, float], bool],
+        compute_s: Seconds,
+        delay_s: Seconds,
+        network: Network,
+        trace: Trace,
+        ask: Callable[[int, int], None],
+        gradient: Callable[[int], Vec],
+        retired: Callable[[int], None],
+    ) -> None:
+        self.env = simpy.Environment()
+        self.workers = [Worker(me, body(me)) for me in replicas]
+        self.trace = trace
+        self.wait_s = [0.0] * len(replicas)
+        self.exchanges = Exchanges(self.env, network, trace, self._arrived)
+        self._more, self._compute_s, self._delay_s = more, compute_s, delay_s
+        self._ask, self._gradient, self._retired = ask, gradient, retired
+        self._reached = -1  # the last step that some worker took with data
+        self._done = 0
+        self._idlers: list[Worker] = []
+        self._answer: dict[type, Callable[[Worker, Any], object]] = {
+            Next: self._next,
+            Grad: self._grad,
+            GradMix: self._grad_mix,
+            Mix: self._mix,
+            Begin: self._begin,
+            Finish: self._finish,
+        }
+
+    def run(self) -> None:
+        """To the end, or to a sentence that says why there is none."""
+        for worker in self.workers:
+            self._resume(worker, None)
+        self.env.run()
+        if any(not w.ended for w in self.workers):
+            raise Deadlock(self._who_waits_for_whom())
+
+    def _resume(self, worker: Worker, answer: object) -> None:
+        send, answers = worker.coroutine.send, self._answer
+        try:
+            while True:
+                effect = send(answer)
+                handler = answers.get(type(effect))
+                if handler is None:
+                    worker.coroutine.close()
+                    raise not_ours(effect)
+                answer = handler(worker, effect)
+                if answer is _LATER:
+                    return
+        except StopIteration:
+            worker.ended, worker.waits = True, ""
+
+    def _later(self, seconds: float, worker: Worker, answer: Callable[[], object]) -> object:
+        event = self.env.timeout(seconds)
+        event.callbacks.append(lambda _: self._resume(worker, answer()))
+        return _LATER
+
+    # Steps. A worker without data may take step t idly only when some worker takes it with data; when all are without
+    # data, the run stops after the last step that anyone took. So every worker takes the same steps, whatever its data.
+
+    def _next(self, worker: Worker, effect: Next) -> object:
+        if not worker.done:
+            if self._more(worker.taken, self.env.now):
+                worker.taken += 1
+                if effect.t > self._reached:
+                    self._reached = effect.t
+                    self._wake_idlers()
+                return Turn.WORK
+            worker.done = worker.idle = True
+            worker.finished_s = self.env.now
+            self._done += 1
+            if self._done == len(self.workers):
+                self._wake_idlers()
+        if effect.t <= self._reached:
+            return Turn.IDLE
+        if self._done == len(self.workers):
+            self._retired(worker.rank)
+            return Turn.STOP
+        worker.waits = "for the others to finish"
+        self._idlers.append(worker)
+        return _LATER
+
+    def _wake_idlers(self) -> None:
+        waiting, self._idlers = self._idlers, []
+        for worker in waiting:
+            self._later(0.0, worker, lambda w=worker: self._turn_again(w))  # type: ignore[misc]
+
+    def _turn_again(self, worker: Worker) -> Turn:
+        if worker.me.t <= self._reached:
+            return Turn.IDLE
+        assert self._done == len(self.workers), "woken without a reason"
+        self._retired(worker.rank)
+        return Turn.STOP
+
+    # Computing.
+
+    def _busy(self, worker: Worker) -> tuple[float, float]:
+        step, rank, now = worker.taken - 1, worker.rank, self.env.now
+        delay, compute = self._delay_s(step, rank), self._compute_s(step, rank)
+        self._ask(rank, step)
+        if self.trace.keep_spans:
+            self.trace.span(rank, step, "delay", now, now + delay)
+            self.trace.span(rank, step, "compute", now + delay, now + delay + compute)
+        return delay, compute
+
+    def _grad(self, worker: Worker, effect: Grad) -> object:
+        if worker.idle:
+            return None
+        delay, compute = self._busy(worker)
+        worker.waits = ""
+        return self._later(delay + compute, worker, lambda: self._gradient(worker.rank))
+
+    def _grad_mix(self, worker: Worker, effect: GradMix) -> object:
+        seq = worker.seq
+        worker.seq += 1
+        now, rank = self.env.now, worker.rank
+        delay, compute = (0.0, 0.0) if worker.idle else self._busy(worker)
+        worker.asked_s = now + delay + compute
+        worker.waits = f"at step {worker.me.t} for the gradients of {{}}"
+        gradient = None if worker.idle else (lambda: self._gradient(rank))
+        pending = self.exchanges.gradient(worker.me, seq, effect.W, effect.codec, now + delay, compute, gradient)
+        pending.waiter = worker
+        return _LATER
+
+    # Mixing.
+
+    def _mix(self, worker: Worker, effect: Mix) -> object:
+        return self._finish(worker, Finish(self._post(worker, effect, begun=False)))
+
+    def _begin(self, worker: Worker, effect: Begin) -> object:
+        if not isinstance(effect.effect, Mix):
+            raise not_ours(effect)
+        return self._post(worker, effect.effect, begun=True)
+
+    def _post(self, worker: Worker, effect: Mix, begun: bool) -> Pending:
+        seq = worker.seq
+        worker.seq += 1
+        return self.exchanges.mix(worker.me, seq, effect, begun)
+
+    def _finish(self, worker: Worker, effect: Finish) -> object:
+        pending: Ticket[Vec] = effect.ticket
+        assert isinstance(pending, Pending)
+        if pending.arrived:
+            return pending.value
+        pending.waiter = worker
+        worker.asked_s = self.env.now
+        worker.waits = f"at step {worker.me.t} for the share of {{}}"
+        return _LATER
+
+    def _arrived(self, pending: Pending) -> None:
+        worker = pending.waiter
+        if worker is None:
+            return
+        assert isinstance(worker, Worker)
+        if not worker.done:
+            self.wait_s[worker.rank] += self.env.now - worker.asked_s
+            if self.trace.keep_spans:
+                together = min(max(pending.together_s, worker.asked_s), self.env.now)
+                self.trace.span(worker.rank, worker.taken - 1, "wait", worker.asked_s, together)
+                self.trace.span(worker.rank, worker.taken - 1, "communicate", together, self.env.now)
+        worker.waits = ""
+        self._resume(worker, pending.value)
+
+    def _who_waits_for_whom(self) -> str:
+        missing = self.exchanges.missing()
+        lines = []
+        for worker in self.workers:
+            if worker.ended:
+                continue
+            whom = missing.get(worker.rank)
+            names = "nobody" if not whom else "rank " + ", ".join(map(str, whom))
+            lines.append(f"rank {worker.rank} waits {worker.waits.format(names) or 'for nothing that can come'}")
+        shown = "; ".join(lines[:8]) + (f"; and {len(lines) - 8} more" if len(lines) > 8 else "")
+        ended = [w.rank for w in self.workers if w.ended]
+        return f"deadlock at {self.env.now:g} s: {shown}" + (f"; ranks {ended} have ended" if ended else "")

@@ -1,0 +1,18 @@
+"""Workloads that come with Offbeat: small, embedded, the same on every machine."""
+
+from collections.abc import Callable
+
+from offbeat.task import Task
+from offbeat.tasks.digits import digits
+from offbeat.tasks.regression import optimum, regression
+
+__all__ = ["TASKS", "digits", "named", "optimum", "regression"]
+
+TASKS: dict[str, Callable[..., Task]] = {"digits": digits, "regression": regression}
+
+
+def named(name: str) -> Task:
+    """The task of this name, with its default settings."""
+    if name not in TASKS:
+        raise ValueError(f"no task is called {name!r}; use one of: {', '.join(TASKS)}")
+    return TASKS[name]()

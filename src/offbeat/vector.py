@@ -1,0 +1,148 @@
+"""A model's weights as one vector, although it may hold several dtypes.
+
+A ``Vec`` is a short tuple of one-dimensional tensors (one per dtype and device) that is added, scaled and mixed as
+one. Strategies are written on it, so that a model with float32 and bfloat16 layers needs no word in any of them. A
+*phantom* holds no tensors but knows its size: time-only simulation runs the very same strategies on phantoms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which numbers of ``dtype`` are summed: at least float32; float64 stays float64."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+class Vec:
+    """One vector, held as a few tensors. In-place methods end in an underscore, as in torch."""
+
+    __slots__ = ("_phantom_bytes", "parts")
+
+    def __init__(self, parts: Sequence[Tensor], phantom_bytes: int = 0) -> None:
+        self.parts = tuple(parts)
+        self._phantom_bytes = phantom_bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire without a codec."""
+        return sum(p.numel() * p.element_size() for p in self.parts) + self._phantom_bytes
+
+    @property
+    def numel(self) -> int:
+        """How many numbers (a phantom's are float32)."""
+        return sum(p.numel() for p in self.parts) + self._phantom_bytes // 4
+
+    def __repr__(self) -> str:
+        return f"Vec({', '.join(f'{p.numel()} {p.dtype}' for p in self.parts) or f'phantom, {self._phantom_bytes} B'})"
+
+    def _zip(self, other: Vec | float, op: Callable[[Tensor, Tensor | float], Tensor]) -> Vec:
+        if not isinstance(other, Vec):
+            return Vec([op(p, other) for p in self.parts], self._phantom_bytes)
+        if len(other.parts) == 1 and other.parts[0].numel() == 1:  # a scalar, such as push-sum's weight
+            scalar = other.parts[0]
+            return Vec([op(p, scalar.to(p.dtype)) for p in self.parts], self._phantom_bytes)
+        return Vec([op(p, q) for p, q in zip(self.parts, other.parts, strict=True)], self._phantom_bytes)
+
+    def __add__(self, other: Vec | float) -> Vec:
+        return self._zip(other, torch.add)
+
+    def __sub__(self, other: Vec | float) -> Vec:
+        return self._zip(other, torch.sub)
+
+    def __mul__(self, other: Vec | float) -> Vec:
+        return self._zip(other, torch.mul)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Vec | float) -> Vec:
+        return self._zip(other, torch.div)
+
+    def __neg__(self) -> Vec:
+        return self * -1.0
+
+    def clone(self) -> Vec:
+        return Vec([p.clone() for p in self.parts], self._phantom_bytes)
+
+    def zeros_like(self) -> Vec:
+        return Vec([torch.zeros_like(p) for p in self.parts], self._phantom_bytes)
+
+    def copy_(self, other: Vec) -> Vec:
+        for p, q in zip(self.parts, other.parts, strict=True):
+            p.copy_(q)
+        return self
+
+    def add_(self, other: Vec, alpha: float = 1.0) -> Vec:
+        for p, q in zip(self.parts, other.parts, strict=True):
+            p.add_(q, alpha=alpha)
+        return self
+
+    def mul_(self, factor: Vec | float) -> Vec:
+        return self.copy_(self * factor) if isinstance(factor, Vec) else self._scale_(factor)
+
+    def _scale_(self, factor: float) -> Vec:
+        for p in self.parts:
+            p.mul_(factor)
+        return self
+
+    def zero_(self) -> Vec:
+        for p in self.parts:
+            p.zero_()
+        return self
+
+    def square_norm(self) -> Vec:
+        """‖x‖² in float64, as a vector of one number, so that it can be mixed."""
+        if not self.parts:
+            return Vec((), 8)
+        total = torch.zeros(1, dtype=torch.float64, device=self.parts[0].device)
+        for p in self.parts:
+            total += p.double().square().sum().to(total.device)
+        return Vec((total,))
+
+    def item(self) -> float:
+        """The number a vector of one number holds; a phantom's is 0."""
+        return float(self.parts[0].item()) if self.parts else 0.0
+
+    def fragments(self, count: int) -> list[Vec]:
+        """``count`` contiguous stretches as equal as possible, as views, first to last."""
+        total = self.numel
+        if not 1 <= count <= max(total, 1):
+            raise ValueError(f"{count} fragments do not fit a model of {total} parameters; use 1 to {total}")
+        bounds = [total * k // count for k in range(count + 1)]
+        return [self._slice(lo, hi) for lo, hi in zip(bounds, bounds[1:], strict=False)]
+
+    def _slice(self, lo: int, hi: int) -> Vec:
+        if not self.parts:
+            return Vec((), 4 * (hi - lo))
+        views, start = [], 0
+        for p in self.parts:
+            a, b = max(lo - start, 0), min(hi - start, p.numel())
+            if a < b:
+                views.append(p[a:b])
+            start += p.numel()
+        return Vec(views)
+
+
+def scalar(value: float, like: Vec) -> Vec:
+    """A vector of one float64 number, where ``like`` lives (a phantom beside a phantom)."""
+    if not like.parts:
+        return Vec((), 8)
+    return Vec((torch.tensor([value], dtype=torch.float64, device=like.parts[0].device),))
+
+
+def pack(*vecs: Vec) -> Vec:
+    """Several vectors as one, sharing memory: they travel in one message."""
+    return Vec([p for v in vecs for p in v.parts], sum(v._phantom_bytes for v in vecs))
+
+
+def unpack(packed: Vec, *like: Vec) -> list[Vec]:
+    """The inverse of ``pack``: cut ``packed`` as ``like`` was."""
+    out, start = [], 0
+    for v in like:
+        out.append(Vec(packed.parts[start : start + len(v.parts)], v._phantom_bytes))
+        start += len(v.parts)
+    return out
