@@ -3,23 +3,51 @@
 from __future__ import annotations
 
 from offbeat import codec, delays, tasks, topology
+from offbeat.live import Attached, ConfigMismatch, OffbeatError, PeerFailed, attach, init
 from offbeat.sim import Network, Run, simulate
-from offbeat.strategies import STRATEGIES, allreduce, local_sgd, strategy
+from offbeat.strategies import (
+    STRATEGIES,
+    adaptive,
+    allreduce,
+    dasgd,
+    diloco,
+    dpsgd,
+    local_sgd,
+    matcha,
+    noloco,
+    qsgd,
+    sgp,
+    strategy,
+)
 from offbeat.strategy import Strategy
 from offbeat.task import Task
-
-__version__ = "0.1.0"
+from offbeat.version import __version__
 
 __all__ = [
+    "Attached",
+    "ConfigMismatch",
+    "OffbeatError",
+    "PeerFailed",
+    "__version__",
+    "attach",
+    "init",
     "STRATEGIES",
     "Network",
     "Run",
     "Strategy",
     "Task",
+    "adaptive",
     "allreduce",
     "codec",
+    "dasgd",
     "delays",
+    "diloco",
+    "dpsgd",
     "local_sgd",
+    "matcha",
+    "noloco",
+    "qsgd",
+    "sgp",
     "simulate",
     "strategy",
     "tasks",

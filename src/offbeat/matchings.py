@@ -31,7 +31,9 @@ Array = NDArray[np.float64]
 _UNITS = 1_000_000  # probabilities are whole millionths
 _DENSE = 48  # up to here the whole eigenspace goes to the solver at once
 _BATCH = 6  # eigenvectors added in a round beyond that
-_ROUNDS = 60
+_CLOSE = 1e-3  # how near to the best λ₂ is near enough beyond that
+_WIDEST = 42  # directions that the solver handles within seconds
+_ROUNDS = 60  # parabolas for α; a handful is usual
 
 
 @dataclass(frozen=True)
@@ -128,8 +130,8 @@ class _Colouring:
         two_sided = self._two_sided()
         for i, j in edges:
             if two_sided:
-                # The path of colours c, d from j cannot end in i: it reaches i's side only by d, which i lacks… so
-                # flipping it frees c at j and leaves it free at i.
+                # The path of colours c, d, c, … from j comes to i's side by colour c, which i lacks: it never meets i.
+                # So flipping it frees c at j and leaves it free at i.
                 c, d = self._free(i), self._free(j)
                 self._flip(j, c, d)
                 self._paint(i, j, c)
@@ -215,7 +217,7 @@ def _probabilities(laplacians: Sequence[sparse.csr_array], size: int, budget: fl
     """max λ₂(Σ p_j L_j) over 0 ≤ p ≤ 1, Σ p = budget · M.
 
     λ₂ ≥ s means VᵀL(p)V ⪰ s·I for an orthonormal V that spans what is orthogonal to 1. For a big graph V holds only the
-    directions in which some p so far was weak: an optimistic problem, which ends as soon as the optimist is right.
+    directions in which some p so far was weak: an optimistic problem, which ends when the optimist is nearly right.
     """
     if budget == 1 or len(laplacians) == 1:
         return np.full(len(laplacians), budget)
@@ -224,12 +226,12 @@ def _probabilities(laplacians: Sequence[sparse.csr_array], size: int, budget: fl
         return _solve(laplacians, linalg.null_space(np.ones((1, size))), budget)[0]
     values, v = _smallest(_weighted(laplacians, p), 2 * _BATCH)
     best = values[0], p
-    for _ in range(_ROUNDS):
+    while v.shape[1] <= _WIDEST:
         p, bound = _solve(laplacians, v, budget)
         values, vectors = _smallest(_weighted(laplacians, p), _BATCH)
         if values[0] > best[0]:
             best = values[0], p
-        if bound - best[0] <= 1e-6 * bound:
+        if bound - best[0] <= _CLOSE * bound:
             break
         fresh = vectors - v @ (v.T @ vectors)
         basis, weights, _ = linalg.svd(fresh, full_matrices=False)

@@ -425,32 +425,33 @@ def _butterfly(p: int, group: int) -> tuple[list[list[int]], ...]:
 def _rotation(p: int, group: int) -> tuple[list[list[int]], ...]:
     """Rounds of groups for any P and S, such that every window of about ⌈log_S P⌉ + 1 rounds reaches everybody.
 
-    Lay the workers out in a row and let every n-th form a group (n groups). If what one worker knows is an
-    interval of the row, it meets that many groups at once; lay the groups out one after another, and all they know is
-    an interval again, S times as long. This is the butterfly without powers of two. It loses a little where the row ends
-    and where the rounds begin anew, so candidates that differ in where the row begins are tried until one is seen to
-    reach everybody in time.
+    Lay the workers out in a row and let every n-th form a group (n groups). If what one worker knows is an interval of
+    the row, it meets that many groups at once; lay the groups out one after another, and all they know is an interval
+    again, S times as long. This is the butterfly without powers of two. It loses a little where the row ends and where
+    the rounds begin anew, so candidates that differ in where the row begins are tried until one is seen to be in time.
     """
-    if group == 2 and p % 2:
-        # Pairs of an odd number: i meets 2^t − i modulo P. After n rounds i has heard from i + c and c' − i for
-        # 2^(n−1) consecutive c, hence from all after ⌈log₂ P⌉ + 1: with an odd number nothing is faster. Doubling is
-        # one-to-one modulo an odd P, so it does not matter at which step one begins.
+    if group == 2:
+        return _rotating_pairs(p)
+    n = -(-p // group)
+    least = next(k for k in range(p) if group**k >= p) if group > 1 else 1
+    for attempt in range(40):
+        rounds = _shuffles(p, n, least, attempt)
+        if group == 1 or _all_reached(rounds, p, least + 1):
+            return rounds
+    return _shuffles(p, n, least, 0)
+
+
+def _rotating_pairs(p: int) -> tuple[list[list[int]], ...]:
+    if p % 2:
+        # i meets 2^t − i modulo P. After n rounds it has heard from i + c and from c' − i for 2^(n−1) consecutive c,
+        # hence from all after ⌈log₂ P⌉ + 1: with an odd number nothing is faster. Doubling is one-to-one modulo an
+        # odd P, so it does not matter at which step one begins.
         period = next(k for k in range(1, p + 1) if pow(2, k, p) == 1)
         turns = [pow(2, t, p) for t in range(period)]
         return tuple([sorted({i, (d - i) % p}) for i in range(p) if i <= (d - i) % p] for d in turns)
-    n = -(-p // group)
-    least = next(k for k in range(p) if group**k >= p) if group > 1 else 1
-    best: tuple[int, tuple[list[list[int]], ...]] | None = None
-    for period in range(least, 3 * least + 3):
-        for attempt in range(40):
-            rounds = _shuffles(p, n, period, attempt)
-            steps = _steps_to_all(rounds, p, least + 4)
-            if best is None or steps < best[0]:
-                best = steps, rounds
-            if best[0] <= least + 1 or group == 1:
-                return best[1]
-    assert best is not None
-    return best[1]
+    # Knödel's graph: even rank 2j meets the odd one of place j + 2^t − 1.
+    half, turns = p // 2, [(1 << t) - 1 for t in range((p - 1).bit_length())]
+    return tuple([sorted((2 * j, 2 * ((j + d) % half) + 1)) for j in range(half)] for d in turns)
 
 
 def _shuffles(p: int, n: int, period: int, attempt: int) -> tuple[list[list[int]], ...]:
@@ -465,24 +466,20 @@ def _shuffles(p: int, n: int, period: int, attempt: int) -> tuple[list[list[int]
     return tuple(rounds)
 
 
-def _steps_to_all(rounds: Sequence[Sequence[Sequence[int]]], p: int, limit: int) -> int:
-    """In how many rounds, beginning at the worst one, everybody has heard from everybody (limit + 1: not in time)."""
-    longest = 0
+def _all_reached(rounds: Sequence[Sequence[Sequence[int]]], p: int, steps: int) -> bool:
+    """Whether everybody has heard from everybody after so many rounds, whichever comes first."""
     for begin in range(len(rounds)):
         known = [1 << rank for rank in range(p)]
-        for step in range(limit):
+        for step in range(steps):
             for team in rounds[(begin + step) % len(rounds)]:
                 together = 0
                 for rank in team:
                     together |= known[rank]
                 for rank in team:
                     known[rank] = together
-            if all(bits == (1 << p) - 1 for bits in known):
-                longest = max(longest, step + 1)
-                break
-        else:
-            return limit + 1
-    return longest
+        if any(bits != (1 << p) - 1 for bits in known):
+            return False
+    return True
 
 
 # ----------------------------------------------------------------------------------------------- graphs by name

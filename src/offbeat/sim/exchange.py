@@ -54,6 +54,7 @@ class _Gossip:
     W: dict[int, Mixing] = field(default_factory=dict)
     waited_s: dict[int, float] = field(default_factory=dict)
     last: int = 0
+    due: int = 0  # how many take part: whoever averages in a block, or keeps its own, does not come here
 
 
 class Exchanges:
@@ -173,8 +174,10 @@ class Exchanges:
         self._env.timeout(max(0.0, seconds)).callbacks.append(arrive)
 
     def _gossip(self, me: Replica, seq: int, effect: Mix, x: Vec, pending: Pending) -> None:
-        gossip = self._gossips.setdefault(seq, _Gossip())
         rank, now, W = me.rank, self._env.now, effect.W
+        gossip = self._gossips.get(seq)
+        if gossip is None:
+            gossip = self._gossips[seq] = _Gossip(due=sum(W.block(r) is None for r in range(W.size)))
         nbytes = wire_bytes(effect.x, effect.codec)
         gossip.x[rank], gossip.W[rank], gossip.pending[rank], gossip.last = x, W, pending, rank
         leaves_s = now
@@ -196,7 +199,7 @@ class Exchanges:
             pending.value = weighted((w, gossip.x[j]) for j, w in W.row(rank).items())
             pending.arrived, pending.together_s = True, together_s
             gossip.waited_s[rank] = max(0.0, self._env.now - pending.asked_s)
-            if len(gossip.waited_s) == me.size:
+            if len(gossip.waited_s) == gossip.due:
                 self._forget(seq, gossip)
             self._arrived(pending)
 

@@ -7,10 +7,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from offbeat.paper import Paper
+from offbeat.strategies import adaptive as _adaptive
 from offbeat.strategies import allreduce as _allreduce
+from offbeat.strategies import dasgd as _dasgd
+from offbeat.strategies import diloco as _diloco
+from offbeat.strategies import dpsgd as _dpsgd
 from offbeat.strategies import local_sgd as _local_sgd
+from offbeat.strategies import matcha as _matcha
+from offbeat.strategies import noloco as _noloco
+from offbeat.strategies import qsgd as _qsgd
+from offbeat.strategies import sgp as _sgp
+from offbeat.strategies.adaptive import adaptive
 from offbeat.strategies.allreduce import allreduce
+from offbeat.strategies.dasgd import dasgd
+from offbeat.strategies.diloco import diloco
+from offbeat.strategies.dpsgd import dpsgd
 from offbeat.strategies.local_sgd import local_sgd
+from offbeat.strategies.matcha import matcha
+from offbeat.strategies.noloco import noloco
+from offbeat.strategies.qsgd import qsgd
+from offbeat.strategies.sgp import sgp
 from offbeat.strategy import Strategy
 
 
@@ -27,7 +43,15 @@ STRATEGIES: dict[str, Card] = {
     module.PAPER.name: Card(module.PAPER, make, module.__doc__ or "")
     for module, make in (
         (_allreduce, allreduce),
+        (_qsgd, qsgd),
         (_local_sgd, local_sgd),
+        (_adaptive, adaptive),
+        (_dasgd, dasgd),
+        (_dpsgd, dpsgd),
+        (_sgp, sgp),
+        (_matcha, matcha),
+        (_diloco, diloco),
+        (_noloco, noloco),
     )
 }
 
@@ -41,4 +65,18 @@ def strategy(name: str, **settings: object) -> Strategy:
     return STRATEGIES[name].make(**settings)
 
 
-__all__ = ["STRATEGIES", "Card", "strategy", *STRATEGIES]
+__all__ = [
+    "STRATEGIES",
+    "Card",
+    "adaptive",
+    "allreduce",
+    "dasgd",
+    "diloco",
+    "dpsgd",
+    "local_sgd",
+    "matcha",
+    "noloco",
+    "qsgd",
+    "sgp",
+    "strategy",
+]

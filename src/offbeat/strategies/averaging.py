@@ -1,11 +1,15 @@
-"""The mean of all weights, also through a codec."""
+"""What several methods share: the mean of all weights, gossip along a graph, a mix that is under way; all with codecs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import lru_cache
+
+from offbeat import topology
 from offbeat.codec import Codec
-from offbeat.effects import Mix
+from offbeat.effects import Begin, Finish, Mix, Ticket
 from offbeat.replica import Replica
-from offbeat.topology import Mixing
+from offbeat.topology import Edge, Mixing
 from offbeat.vector import Vec
 
 
@@ -27,3 +31,76 @@ class Averager:
         anchor: Vec = self._me.memory.anchor
         anchor.add_(await Mix(self._me.model - anchor, W, self._codec))
         return anchor
+
+
+class Underway:
+    """A mix that is finished some steps after it was begun, and that a checkpoint in between does not lose.
+
+    A resumed run starts the strategy's body anew, and a ticket cannot be saved. So what was sent stays in
+    ``memory.sent`` until it is finished, and a body that finds something there when it starts sends it again. All
+    workers were saved at the same step, so all of them do, and the answer is the one that was on its way.
+    """
+
+    def __init__(self, me: Replica, W: Mixing, codec: Codec | None) -> None:
+        self._mem, self._W, self._codec = me.recall(sent=None), W, codec
+        self._ticket: Ticket[Vec] | None = None
+
+    @property
+    def sent(self) -> Vec | None:
+        """My own share of what is under way; ``None`` when nothing is."""
+        sent: Vec | None = self._mem.sent
+        return sent
+
+    async def resume(self) -> None:
+        """Send again what a checkpoint caught on its way. Every body that uses this begins with it."""
+        if self._mem.sent is not None:
+            await self.begin(self._mem.sent)
+
+    async def begin(self, x: Vec) -> None:
+        """Send ``x``, which must be nobody else's memory: it is kept until ``finish``."""
+        self._mem.sent = x
+        self._ticket = await Begin(Mix(x, self._W, self._codec))
+
+    async def finish(self) -> Vec:
+        """The result; waits only if it is not there yet."""
+        assert self._ticket is not None, "nothing is under way"
+        mixed = await Finish(self._ticket)
+        self._mem.sent = self._ticket = None
+        return mixed
+
+
+class Gossip:
+    """Mixing along a graph: x_i ← Σ_j W_ij x_j.
+
+    With a codec Q the difference form travels, x_i ← x_i + Σ_j (W − I)_ij Q(x_j), in which one's own share is coded as
+    everybody else receives it: whatever Q loses, the columns of W − I sum to 0, and so the sum of all x stays the same.
+    """
+
+    def __init__(self, codec: Codec | None) -> None:
+        self._codec = codec
+
+    def ask(self, x: Vec, W: Mixing) -> Mix:
+        """The request to make."""
+        return Mix(x, W) if self._codec is None else Mix(x, difference(W), self._codec)
+
+    def apply(self, x: Vec, answer: Vec) -> None:
+        """What to do with its answer."""
+        if self._codec is None:
+            x.copy_(answer)
+        else:
+            x.add_(answer)
+
+
+@lru_cache(maxsize=256)
+def difference(W: Mixing) -> Mixing:
+    """W − I: what mixing changes."""
+    rows = [{**W.row(rank), rank: W.row(rank)[rank] - 1.0} for rank in range(W.size)]
+    return Mixing.from_rows(W.size, rows, f"{W.name} − I")
+
+
+def named(graph: str | Iterable[Edge]) -> str | tuple[Edge, ...]:
+    """A graph as a setting that can be printed and pickled; a name that does not exist is refused at once."""
+    if isinstance(graph, str):
+        topology.graph(graph, 1)
+        return graph
+    return tuple((int(i), int(j)) for i, j in graph)

@@ -1,0 +1,91 @@
+"""A strategy driven from the user's own loop.
+
+The coroutine runs until it asks for something only the user's loop can give (the next step, a gradient) and is left
+hanging there. A step has three moments: the first gradient of its backward appears (``begin``), backward is over, and
+the user calls ``optimizer.step()``. There is one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+from offbeat.effects import Begin, Effect, Finish, Grad, GradMix, Mix, Next, Turn, not_ours
+from offbeat.live.transport import Sent, Transport
+from offbeat.replica import Replica
+from offbeat.strategy import Strategy
+from offbeat.vector import Vec
+
+
+class Session:
+    """Answers one strategy's requests on this process."""
+
+    def __init__(self, strategy: Strategy, me: Replica, transport: Transport) -> None:
+        self._strategy, self.me, self._transport = strategy, me, transport
+        self._coroutine: Coroutine[Effect[Any], Any, None] | None = None
+        self._seq = 0
+        self._in_flight = 0
+        self.asks: Effect[Any] | None = None  # what the strategy hangs at: Next, Grad, GradMix; None when it has ended
+        self.idle = False
+
+    def start(self) -> None:
+        """Run the strategy up to its first step, if that has not been done."""
+        if self._coroutine is None:
+            self._coroutine = self._strategy.body(self.me)
+            self.answer(None)
+
+    def restart(self, exchanges: int) -> None:
+        """Forget the coroutine: its memory was replaced, and it will start anew from there."""
+        if self._coroutine is not None:
+            self._coroutine.close()
+        self._coroutine, self.asks, self._seq, self._in_flight = None, None, exchanges, 0
+
+    @property
+    def resume_from(self) -> int:
+        """The number the next exchange has after a resume: what is in flight is begun again under its old number."""
+        return self._seq - self._in_flight
+
+    def turn(self, turn: Turn) -> None:
+        """Answer the question for the next step."""
+        assert isinstance(self.asks, Next), f"the strategy asks {self.asks}, not for a step"
+        self.idle = turn is Turn.IDLE
+        self.answer(turn)
+
+    def answer(self, value: object) -> None:
+        """Go on with ``value`` until the strategy asks for a step or a gradient again, or ends."""
+        assert self._coroutine is not None
+        answer = value
+        try:
+            while True:
+                effect = self._coroutine.send(answer)
+                if isinstance(effect, (Next, Grad, GradMix)):
+                    self.asks = effect
+                    return
+                answer = self._perform(effect)
+        except StopIteration:
+            self.asks = None
+
+    def _perform(self, effect: Effect[Any]) -> object:
+        if isinstance(effect, Mix):
+            return self.wait(self.post(effect))
+        if isinstance(effect, Begin) and isinstance(effect.effect, Mix):
+            self._in_flight += 1
+            return self.post(effect.effect)
+        if isinstance(effect, Finish) and isinstance(effect.ticket, Sent):
+            self._in_flight -= 1
+            return self.wait(effect.ticket)
+        raise not_ours(effect)
+
+    def post(self, effect: Mix) -> Sent:
+        """Start an exchange: the n-th of this worker meets everybody's n-th."""
+        return self._transport.mix(effect, self.next_seq(), self.me.seed)
+
+    def next_seq(self) -> int:
+        """The number of the next exchange; also keys the codecs' draws, so both worlds count alike."""
+        self._seq += 1
+        return self._seq - 1
+
+    def wait(self, sent: Sent) -> Vec:
+        t = -1 if self.idle else self.me.t
+        self._transport.waiter.wait(sent.works, t, f"the others' share at step {self.me.t}")
+        return sent.result()

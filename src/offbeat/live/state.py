@@ -1,0 +1,49 @@
+"""A strategy's memory as plain data, for checkpoints that ``torch.load(weights_only=True)`` accepts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from offbeat.replica import Replica
+from offbeat.strategy import Strategy
+from offbeat.vector import Vec
+
+
+def saved(strategy: Strategy, me: Replica, exchanges: int) -> dict[str, Any]:
+    """Everything a strategy needs to go on from here."""
+    return {
+        "strategy": str(strategy),
+        "step": me.t,
+        "exchanges": exchanges,
+        "rank": me.rank,
+        "size": me.size,
+        "memory": {name: _plain(value) for name, value in vars(me.memory).items()},
+    }
+
+
+def restore(own: dict[str, Any], strategy: Strategy, me: Replica) -> int:
+    """Put a saved memory back; refuse one of another strategy. Answers the number of the next exchange."""
+    if own["strategy"] != str(strategy):
+        raise ValueError(f"the state belongs to {own['strategy']}, but {strategy} is attached; attach the same strategy")
+    me.t = int(own["step"])
+    vars(me.memory).clear()
+    for name, value in own["memory"].items():
+        setattr(me.memory, name, _live(value, me))
+    return int(own["exchanges"])
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Vec):
+        return {"vec": [p.detach().clone() for p in value.parts]}
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"a strategy remembers {value!r}, which cannot be saved; use numbers, None, vectors, lists of these")
+
+
+def _live(value: Any, me: Replica) -> Any:
+    if isinstance(value, dict):
+        device = me.x.parts[0].device
+        return Vec([p.to(device) for p in value["vec"]])
+    return [_live(v, me) for v in value] if isinstance(value, list) else value

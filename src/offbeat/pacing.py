@@ -1,0 +1,54 @@
+"""When to average: the controller that keeps the spread of the replicas in proportion to the learning rate.
+
+Pure functions of what was measured, so that all workers, given the same numbers, decide alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The period now, and the yardstick: ``C2``, the mean of S/γ over ``samples`` measurements."""
+
+    p: int
+    C2: float = 0.0
+    samples: int = 0
+
+
+def sampled(pace: Pace, S: float, lr: float) -> Pace:
+    """Take one more measurement into the yardstick; the period stays.
+
+    At a learning rate of 0 nothing moves, and S/γ means nothing: such a measurement is left out.
+    """
+    if not lr > 0:
+        return pace
+    samples = pace.samples + 1
+    return Pace(pace.p, pace.C2 + (S / lr - pace.C2) / samples, samples)
+
+
+def adapted(pace: Pace, S: float, lr: float, low: float, high: float, cap: int) -> Pace:
+    """One step longer where the replicas lie closer than ``low`` · γ · C2, one shorter where wider than ``high`` · γ · C2.
+
+    The period stays in 1 … ``cap``, and as it is while there is no yardstick. A spread that is not a number changes
+    nothing.
+    """
+    if not pace.samples or not lr > 0:
+        return pace
+    if S < low * lr * pace.C2:
+        return Pace(min(pace.p + 1, cap), pace.C2, pace.samples)
+    if S > high * lr * pace.C2:
+        return Pace(max(pace.p - 1, 1), pace.C2, pace.samples)
+    return pace
+
+
+def sampling_steps(sampling: float, period: int, horizon: int | None) -> float:
+    """How many steps the yardstick is taken for.
+
+    ``sampling`` up to 1 is a share of the run's ``horizon``, above 1 a number of steps. A share of a run whose length
+    nobody knows becomes 25 periods.
+    """
+    if sampling > 1:
+        return sampling
+    return sampling * horizon if horizon is not None else 25 * period if sampling else 0
