@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from offbeat import topology
+from offbeat import draw, topology
 from offbeat.topology import Mixing
 
 SIZES = range(1, 34)
@@ -259,6 +259,12 @@ def test_pairs_are_a_perfect_matching_that_depends_on_seed_and_round_alone():
             assert sizes == [1] * (workers % 2) + [2] * (workers // 2)
             assert one(t) == other(t)
     assert len({topology.pairs(16, seed=s)(t) for s in range(5) for t in range(5)}) == 25
+
+
+def test_the_first_half_of_the_drawn_order_meets_the_second():
+    order = draw.permutation(9, 4, 7)
+    mixing = topology.pairs(9, seed=4)(7)
+    assert [mixing.senders(order[k]) for k in range(9)] == [*((order[(k + 4) % 8],) for k in range(8)), ()]
 
 
 def test_the_gap_of_random_pairs_is_that_of_their_mean():

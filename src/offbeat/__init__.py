@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from offbeat import codec, delays, tasks, topology
+from offbeat import codec, delays, tasks, topology, waiting
 from offbeat.live import Attached, ConfigMismatch, OffbeatError, PeerFailed, attach, init
 from offbeat.sim import Network, Run, simulate
 from offbeat.strategies import (
@@ -12,12 +12,14 @@ from offbeat.strategies import (
     dasgd,
     diloco,
     dpsgd,
+    eager,
     local_sgd,
     matcha,
     noloco,
     qsgd,
     sgp,
     strategy,
+    wagma,
 )
 from offbeat.strategy import Strategy
 from offbeat.task import Task
@@ -43,6 +45,7 @@ __all__ = [
     "delays",
     "diloco",
     "dpsgd",
+    "eager",
     "local_sgd",
     "matcha",
     "noloco",
@@ -52,4 +55,6 @@ __all__ = [
     "strategy",
     "tasks",
     "topology",
+    "wagma",
+    "waiting",
 ]

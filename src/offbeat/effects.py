@@ -13,12 +13,13 @@ A runtime drives a coroutine with ``coroutine.send(answer)``; there is no asynci
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
 from offbeat.codec import Codec
+from offbeat.rounds import Rules
 from offbeat.topology import Mixing
 from offbeat.vector import Vec
 
@@ -44,9 +45,13 @@ class Turn(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Next(Effect[Turn]):
-    """May I take step ``t``? (Strategies say ``async for t in me.steps()``.)"""
+    """May I take step ``t``? (Strategies say ``async for t in me.steps()``.)
+
+    ``alone``: no idle turns; a worker without data stops at once, and answers the others through a channel.
+    """
 
     t: int
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,68 @@ class Finish(Effect[Vec]):
     ticket: Ticket[Vec]
 
 
-CLOSED_SET = (Next, Grad, GradMix, Mix, Begin, Finish)
+@dataclass(frozen=True, eq=False)
+class Channel:
+    """A partial collective: from ``Open`` on, any worker that is ready can start its next round.
+
+    Round v averages within my block of ``whom(v)``. A worker that is still computing is answered for by its clerk:
+    with the gradients it still owes (``rules.absent`` "carry"; "drop" loses what is late), divided by all workers; or
+    with its last weights ("last"), divided by the block.
+    """
+
+    name: str
+    whom: Callable[[int], Mixing]
+    rules: Rules
+    codec: Codec | None = None
+
+    def mix(self, x: Vec, t: int) -> Offer:
+        """Deposit ``x``, made in step ``t``; the results that are there to be applied, oldest first."""
+        return Offer(self, x, t)
+
+    async def rest(self, x: Callable[[], Vec | None]) -> AsyncIterator[Got]:
+        """I have no data left; the others may. Their results, until all have finished. ``x`` answers for me."""
+        while (got := await Rest(self, x())) is not None:
+            yield got
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Got:
+    """The result of one round, as one worker sees it."""
+
+    version: int
+    value: Vec
+    fresh: bool  # my newest deposit is in it
+    full: bool  # everybody's is
+    count: int  # how many it averages over
+    sent: Vec | None = None  # what I had deposited for it, where the strategy corrects by it (late results)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Open(Effect[None]):
+    """Declare a partial collective; ``x`` answers for me until I deposit something (None: nothing does)."""
+
+    channel: Channel
+    x: Vec | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Offer(Effect[list[Got]]):
+    """Deposit and take what is there. Waits for the round if I am in time for it, and not at all if I am late."""
+
+    channel: Channel
+    x: Vec
+    t: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rest(Effect[Got | None]):
+    """The next result after I have run out of data; None when all have, and nothing is owed any more."""
+
+    channel: Channel
+    x: Vec | None
+
+
+CLOSED_SET = (Next, Grad, GradMix, Mix, Begin, Finish, Open, Offer, Rest)
 
 
 def not_ours(effect: object) -> TypeError:

@@ -29,16 +29,17 @@ def sampled(pace: Pace, S: float, lr: float) -> Pace:
 
 
 def adapted(pace: Pace, S: float, lr: float, low: float, high: float, cap: int) -> Pace:
-    """One step longer where the replicas lie closer than ``low`` · γ · C2, one shorter where wider than ``high`` · γ · C2.
+    """One step longer where the spread is under ``low`` · γ · C2, one shorter where it is over ``high`` · γ · C2.
 
     The period stays in 1 … ``cap``, and as it is while there is no yardstick. A spread that is not a number changes
     nothing.
     """
     if not pace.samples or not lr > 0:
         return pace
-    if S < low * lr * pace.C2:
+    target = lr * pace.C2
+    if S < low * target:
         return Pace(min(pace.p + 1, cap), pace.C2, pace.samples)
-    if S > high * lr * pace.C2:
+    if S > high * target:
         return Pace(max(pace.p - 1, 1), pace.C2, pace.samples)
     return pace
 

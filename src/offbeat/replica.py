@@ -48,8 +48,12 @@ class Replica:
             self._update(g)
 
     def steps(self) -> Steps:
-        """The steps of the run, from where it stands (after a resume not from 0)."""
-        return Steps(self)
+        """The steps of the run, from where it stands (after a resume not from 0); everybody takes all of them."""
+        return Steps(self, alone=False)
+
+    def own_steps(self) -> Steps:
+        """The steps this worker has data for: no turns are taken for the sake of others."""
+        return Steps(self, alone=True)
 
     def recall(self, **first: Any) -> SimpleNamespace:
         """What this strategy remembers across a checkpoint: numbers, ``None``, vectors, and lists of these.
@@ -65,10 +69,10 @@ class Replica:
 class Steps:
     """``async for t in me.steps()``. The step counter moves on when the body of the loop is through."""
 
-    __slots__ = ("_me", "_begun")
+    __slots__ = ("_alone", "_begun", "_me")
 
-    def __init__(self, me: Replica) -> None:
-        self._me, self._begun = me, False
+    def __init__(self, me: Replica, alone: bool) -> None:
+        self._me, self._alone, self._begun = me, alone, False
 
     def __aiter__(self) -> Steps:
         return self
@@ -77,7 +81,7 @@ class Steps:
         if self._begun:
             self._me.t += 1
         self._begun = True
-        if await Next(self._me.t) is Turn.STOP:
+        if await Next(self._me.t, self._alone) is Turn.STOP:
             raise StopAsyncIteration
         return self._me.t
 

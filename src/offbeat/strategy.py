@@ -56,3 +56,9 @@ def between(method: str, name: str, value: float, low: float, high: float) -> fl
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
         raise ValueError(f"{method}: {name} is {value!r}, but must lie between {low:g} and {high:g}")
     return float(value)
+
+
+def one_of(method: str, name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Check that a setting is one of a few words."""
+    if value not in choices:
+        raise ValueError(f"{method}: {name} is {value!r}, but must be one of {', '.join(map(repr, choices))}")

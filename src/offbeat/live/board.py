@@ -11,13 +11,19 @@ once from then on, since it then knows that somebody is done. When all are done,
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from torch.distributed import PrefixStore, Store
 
 from offbeat.live.errors import ConfigMismatch, PeerFailed
 
 START_S = 300.0  # how long a worker waits for the others to attach
+ROLL_CALL_S = 1.0  # how long a worker that is alive may take to say so
+GRACE_S = 3.0  # how long operations under way may still end well after the store is gone
+
+T = TypeVar("T")
 
 
 class Board:
@@ -28,38 +34,86 @@ class Board:
         self.rank, self.size = rank, size
         self.someone_is_done = False
         self._reached = -1
+        self._gone_since_s: float | None = None
+
+    # The beginning.
 
     def agree(self, facts: dict[str, str]) -> None:
         """Every worker posts what it is; one that differs from rank 0 is refused on all of them."""
+        self._store.set(f"reached/{self.rank}", "-1")
+        self._store.set(f"done/{self.rank}", "-1")
         self._store.set(f"hello/{self.rank}", json.dumps(facts))
         keys = [f"hello/{r}" for r in range(self.size)]
-        try:
-            self._store.wait(keys, timedelta(seconds=START_S))
-        except Exception as error:
-            absent = [r for r, key in enumerate(keys) if not self._store.check([key])]
-            raise PeerFailed(f"ranks {absent} did not attach within {START_S:.0f} s; do all ranks call it?") from error
+        start, pause = time.monotonic(), 0.001
+        while not self._store.check(keys):
+            if time.monotonic() - start > START_S:
+                absent = [r for r, key in enumerate(keys) if not self._store.check([key])]
+                raise PeerFailed(f"ranks {absent} did not attach within {START_S:.0f} s; do all ranks call it?")
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
         posted = [json.loads(self._store.get(key)) for key in keys]
         for rank, theirs in enumerate(posted):
             for fact, value in posted[0].items():
                 if theirs.get(fact) != value:
                     raise ConfigMismatch(_difference(fact, value, rank, str(theirs.get(fact))))
 
-    def fail(self, message: str) -> None:
-        """Tell everyone that this worker has failed; the first message stays."""
-        self._store.compare_set("failed", "", json.dumps([self.rank, message[:4000]]))
+    def store(self, name: str) -> Store:
+        """A part of the store for one group."""
+        return PrefixStore(f"group/{name}", self._store)
+
+    def meeting(self, name: str, ranks: tuple[int, ...]) -> Callable[[], bool]:
+        """Say that this worker is there; the answer tells whether all ``ranks`` are."""
+        self._store.set(f"meeting/{name}/{self.rank}", "1")
+        keys = [f"meeting/{name}/{r}" for r in ranks]
+        return lambda: self._ask(False, self._store.check, keys)
+
+    # Failure.
+
+    def fail(self, message: str, lost: bool = False) -> None:
+        """Tell everyone that this worker has failed, or that it has ``lost`` another; the first message stays."""
+        notice = json.dumps([self.rank, message[:4000], lost])
+        self._ask(None, self._store.compare_set, "failed", "", notice)
 
     def check(self) -> None:
         """Raise if another worker has failed."""
-        if self._store.check(["failed"]):
-            rank, message = json.loads(self._store.get("failed"))
+        if self._ask(False, self._store.check, ["failed"]):
+            rank, message, lost = json.loads(self._store.get("failed"))
+            if lost:
+                raise self.lost(message)
             if rank != self.rank:
                 raise PeerFailed(f"rank {rank} failed: {message}")
+
+    def lost(self, when: str) -> PeerFailed:
+        """The error for a peer that vanished without a word. Whoever is alive answers a roll call; the rest are named."""
+        try:
+            self._store.set(f"alive/{self.rank}", "1")
+            start, silent = time.monotonic(), list(range(self.size))
+            while silent and time.monotonic() - start < ROLL_CALL_S:
+                time.sleep(0.01)
+                silent = [r for r in silent if not self._store.check([f"alive/{r}"])]
+        except RuntimeError:
+            return _store_gone(when)
+        whom = f"rank {', '.join(map(str, silent))} gives no sign of life" if silent else "all ranks still answer"
+        return PeerFailed(f"lost a peer during {when}; {whom}")
+
+    def _ask(self, otherwise: T, call: Callable[..., Any], *args: object) -> T | Any:
+        """Ask the store. A store that has gone is forgiven for a moment: its host may have finished before us."""
+        try:
+            return call(*args)
+        except RuntimeError as error:
+            now = time.monotonic()
+            self._gone_since_s = self._gone_since_s or now
+            if now - self._gone_since_s > GRACE_S:
+                raise _store_gone("the run") from error
+            return otherwise
+
+    # Steps and their end.
 
     def reach(self, t: int) -> None:
         """Step ``t`` is taken with data."""
         if t > self._reached:
             self._reached = t
-            self._store.set(f"reached/{self.rank}", str(t))
+            self._ask(None, self._store.set, f"reached/{self.rank}", str(t))
 
     def post_done(self, steps: int) -> None:
         """This worker has no data left, after so many steps."""
@@ -68,30 +122,27 @@ class Board:
         self.someone_is_done = True
 
     def look_for_done(self) -> bool:
-        self.someone_is_done = self.someone_is_done or self._store.check(["done"])
+        self.someone_is_done = self.someone_is_done or bool(self._ask(False, self._store.check, ["done"]))
         return self.someone_is_done
 
-    def last_reached(self) -> int:
-        """The last step known to be taken with data by anyone."""
-        keys = [k for r in range(self.size) for k in (f"reached/{r}",) if self._store.check([k])]
-        done = [int(self._store.get(f"done/{r}")) - 1 for r in range(self.size) if self._store.check([f"done/{r}"])]
-        return max([int(self._store.get(k)) for k in keys] + done, default=-1)
+    def progress(self) -> tuple[bool, int]:
+        """Whether all workers are without data, and the last step known to be taken with data by anyone."""
+        keys = [f"{fact}/{r}" for fact in ("done", "reached") for r in range(self.size)]
+        numbers = [int(n) for n in self._ask(["-1"] * len(keys), self._store.multi_get, keys)]
+        done, reached = numbers[: self.size], numbers[self.size :]
+        return min(done) >= 0, max(*reached, *(steps - 1 for steps in done), -1)
 
-    def all_done(self) -> bool:
-        return self._store.check([f"done/{r}" for r in range(self.size)])
+    # Averages in the middle of a run.
 
     def ask_for_average(self, number: int) -> None:
         self._store.set(f"average/{number}", "1")
 
     def average_is_asked(self, number: int) -> bool:
-        return self._store.check([f"average/{number}"])
+        return bool(self._ask(False, self._store.check, [f"average/{number}"]))
 
-    def leave(self) -> int:
-        """Count the workers that no longer need the board; answers how many have left."""
-        return self._store.add("left", 1)
 
-    def left(self) -> int:
-        return self._store.add("left", 0)
+def _store_gone(when: str) -> PeerFailed:
+    return PeerFailed(f"the job's store is gone during {when}: rank 0, or the launcher, has ended")
 
 
 def _difference(fact: str, here: str, rank: int, there: str) -> str:
@@ -101,7 +152,7 @@ def _difference(fact: str, here: str, rank: int, there: str) -> str:
             if a != b:
                 return f"the models differ: rank 0 has {a}, rank {rank} has {b}; build the same model on every rank"
         return (
-            f"the models differ: rank 0 has {len(ours)} parameters, rank {rank} has {len(theirs)}; "
+            f"the models differ: rank 0 has {len(ours)} parameters and buffers, rank {rank} has {len(theirs)}; "
             "build the same model on every rank"
         )
     return f"the ranks differ in their {fact}: rank 0 has {here}, rank {rank} has {there}; make them equal"

@@ -49,6 +49,7 @@ class Session:
         """Answer the question for the next step."""
         assert isinstance(self.asks, Next), f"the strategy asks {self.asks}, not for a step"
         self.idle = turn is Turn.IDLE
+        self._transport.waiter.t = self.me.t if turn is Turn.WORK else -1
         self.answer(turn)
 
     def answer(self, value: object) -> None:
@@ -60,6 +61,8 @@ class Session:
                 effect = self._coroutine.send(answer)
                 if isinstance(effect, (Next, Grad, GradMix)):
                     self.asks = effect
+                    if isinstance(effect, Next):
+                        self._transport.waiter.t = -1
                     return
                 answer = self._perform(effect)
         except StopIteration:
@@ -86,6 +89,5 @@ class Session:
         return self._seq - 1
 
     def wait(self, sent: Sent) -> Vec:
-        t = -1 if self.idle else self.me.t
-        self._transport.waiter.wait(sent.works, t, f"the others' share at step {self.me.t}")
+        self._transport.waiter.wait(sent.works, f"the others' share at step {self.me.t}")
         return sent.result()

@@ -21,27 +21,45 @@ POLL_S = 0.001
 
 
 class Waiter:
-    """Waits for works; counts the seconds spent."""
+    """Waits for works; counts the seconds spent.
+
+    ``t`` is the step this worker takes with data (those without need to know it), or −1.
+    """
 
     def __init__(self, board: Board, patience_s: float) -> None:
         self._board, self._patience_s = board, patience_s
         self.waited_s = 0.0
+        self.t = -1
 
-    def wait(self, works: Iterable[Work], t: int, what: str) -> None:
-        """Until all are done. ``t`` is this worker's step if it has data (the idle ones need to know), else −1."""
+    def wait(self, works: Iterable[Work], what: str) -> None:
+        """Until all are done."""
         start = time.monotonic()
-        if t >= 0 and self._board.someone_is_done:
-            self._board.reach(t)
+        if self.t >= 0 and self._board.someone_is_done:
+            self._board.reach(self.t)
         for work in works:
             slice_ = FIRST_SLICE
             while not self._done(work, slice_, what):
                 slice_ = SLICE
-                self._board.check()
-                if t >= 0 and self._board.look_for_done():
-                    self._board.reach(t)
-                if time.monotonic() - start > self._patience_s:
-                    raise PeerFailed(f"waited {self._patience_s:.0f} s for {what}; a peer is stuck or gone")
+                self._look(start, what)
         self.waited_s += time.monotonic() - start
+
+    def until(self, ready: Callable[[], bool], what: str) -> None:
+        """Poll the board until ``ready``."""
+        start = time.monotonic()
+        next_look = start + FIRST_SLICE.total_seconds()
+        while not ready():
+            if time.monotonic() >= next_look:
+                self._look(start, what)
+                next_look = time.monotonic() + SLICE.total_seconds()
+            time.sleep(POLL_S)
+        self.waited_s += time.monotonic() - start
+
+    def _look(self, start_s: float, what: str) -> None:
+        self._board.check()
+        if self.t >= 0 and self._board.look_for_done():
+            self._board.reach(self.t)
+        if time.monotonic() - start_s > self._patience_s:
+            raise PeerFailed(f"waited {self._patience_s:.0f} s for {what}; a peer is stuck or gone")
 
     def _done(self, work: Work, slice_: timedelta, what: str) -> bool:
         try:
@@ -49,21 +67,8 @@ class Waiter:
         except RuntimeError as error:
             if not work.is_completed():
                 return False
-            self._board.check()  # the peer's own words, if it left any
-            # A peer that raised posts its message before it closes its sockets, but one that was killed posts none.
-            lost = f"lost a peer during {what}: {str(error).splitlines()[0]}"
-            self._board.fail(lost)
-            raise PeerFailed(f"rank {self._board.rank} {lost}") from error
+            # A peer that raised posts its own words before it closes its sockets; one that was killed posts none.
+            self._board.check()
+            self._board.fail(what, lost=True)
+            raise self._board.lost(what) from error
         return True
-
-    def until(self, ready: Callable[[], bool], what: str) -> None:
-        """Poll the board until ``ready``."""
-        start = next_check = time.monotonic()
-        while not ready():
-            now = time.monotonic()
-            if now >= next_check:
-                self._board.check()
-                next_check = now + SLICE.total_seconds()
-            if now - start > self._patience_s:
-                raise PeerFailed(f"waited {self._patience_s:.0f} s for {what}; a peer is stuck or gone")
-            time.sleep(POLL_S)

@@ -31,7 +31,8 @@ class Run:
     ``seconds``: virtual time until the last worker was through its steps. ``weights`` (workers, parameters): the
     replicas after their last step, nothing flushed or averaged. ``final`` (parameters): what every worker holds after
     the ending. ``losses``: the training loss of each step, averaged over the workers. ``wait_s``, ``finished_s``: per
-    worker, the ending not counted. ``wire_bytes``: sent by all workers while training. With ``task=None`` the tensors
+    worker, the ending not counted. ``wire_bytes``: sent by all workers while training. ``lost``: (rank, step) of every
+    gradient that was dropped. With ``task=None`` the tensors
     of weights and losses are empty.
     """
 
@@ -49,6 +50,7 @@ class Run:
     trace: Trace
     model: nn.Module | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    lost: tuple[tuple[int, int], ...] = ()
 
     @property
     def wait_fraction(self) -> float:
@@ -127,7 +129,8 @@ def simulate(
         finished_s=tuple(w.finished_s for w in world.workers),
         wait_s=tuple(world.wait_s),
         gradients=tuple(w.taken for w in world.workers),
-        wire_bytes=world.exchanges.bytes_sent,
+        wire_bytes=world.exchanges.bytes_sent + sum(p.bytes_sent for p in world.partials.values()),
+        lost=tuple(x for p in world.partials.values() for x in p.lost),
         weights=torch.stack([_flat(retired[rank]) for rank in range(workers)]),
         final=_flat(replicas[0].x),
         losses=fleet.losses() if fleet else torch.zeros(0, dtype=torch.float64),

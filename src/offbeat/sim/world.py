@@ -12,10 +12,26 @@ from typing import Any
 
 import simpy
 
-from offbeat.effects import Begin, Effect, Finish, Grad, GradMix, Mix, Next, Ticket, Turn, not_ours
+from offbeat.effects import (
+    Begin,
+    Channel,
+    Effect,
+    Finish,
+    Grad,
+    GradMix,
+    Mix,
+    Next,
+    Offer,
+    Open,
+    Rest,
+    Ticket,
+    Turn,
+    not_ours,
+)
 from offbeat.replica import Replica
 from offbeat.sim.exchange import Exchanges, Pending
 from offbeat.sim.network import Network
+from offbeat.sim.partial import Partial
 from offbeat.trace import Trace
 from offbeat.vector import Vec
 
@@ -63,6 +79,8 @@ class World:
         self.trace = trace
         self.wait_s = [0.0] * len(replicas)
         self.exchanges = Exchanges(self.env, network, trace, self._arrived)
+        self.partials: dict[str, Partial] = {}
+        self._network = network
         self._more, self._compute_s, self._delay_s = more, compute_s, delay_s
         self._ask, self._gradient, self._retired = ask, gradient, retired
         self._reached = -1  # the last step that some worker took with data
@@ -75,15 +93,22 @@ class World:
             Mix: self._mix,
             Begin: self._begin,
             Finish: self._finish,
+            Open: self._open,
+            Offer: self._offer,
+            Rest: self._rest,
         }
 
     def run(self) -> None:
         """To the end, or to a sentence that says why there is none."""
-        for worker in self.workers:
-            self._resume(worker, None)
-        self.env.run()
-        if any(not w.ended for w in self.workers):
-            raise Deadlock(self._who_waits_for_whom())
+        try:
+            for worker in self.workers:
+                self._resume(worker, None)
+            self.env.run()
+            if any(not w.ended for w in self.workers):
+                raise Deadlock(self._who_waits_for_whom())
+        finally:  # after an error, bodies that never began would otherwise warn when they are collected
+            for worker in self.workers:
+                worker.coroutine.close()
 
     def _resume(self, worker: Worker, answer: object) -> None:
         send, answers = worker.coroutine.send, self._answer
@@ -121,6 +146,12 @@ class World:
             self._done += 1
             if self._done == len(self.workers):
                 self._wake_idlers()
+            if effect.alone:
+                for partial in self.partials.values():
+                    partial.finished(worker.rank)
+        if effect.alone:
+            self._retired(worker.rank)
+            return Turn.STOP
         if effect.t <= self._reached:
             return Turn.IDLE
         if self._done == len(self.workers):
@@ -211,8 +242,62 @@ class World:
         worker.waits = ""
         self._resume(worker, pending.value)
 
+    # Partial collectives.
+
+    def _partial(self, channel: Channel) -> Partial:
+        if channel.name not in self.partials:
+            seed = self.workers[0].me.seed
+            self.partials[channel.name] = Partial(
+                channel, self.env, self._network, self.trace, len(self.workers), seed
+            )
+        return self.partials[channel.name]
+
+    def _open(self, worker: Worker, effect: Open) -> object:
+        self._partial(effect.channel).open(worker.me, effect.x)
+        return None
+
+    def _offer(self, worker: Worker, effect: Offer) -> object:
+        worker.asked_s = self.env.now
+        step = worker.taken - 1
+
+        def answer(got: object) -> object:
+            self._waited(worker, step)
+            return got
+
+        return self._answered(worker, lambda go: self._partial(effect.channel).offer(
+            worker.rank, effect.x, step, lambda got: go(answer(got))
+        ))
+
+    def _rest(self, worker: Worker, effect: Rest) -> object:
+        return self._answered(worker, lambda go: self._partial(effect.channel).rest(worker.rank, effect.x, go))
+
+    def _answered(self, worker: Worker, ask: Callable[[Callable[[object], None]], None]) -> object:
+        """An answer that may come at once or later: at once it is returned, so that answers do not nest."""
+        box: list[object] = []
+        later = False
+
+        def go(value: object) -> None:
+            if later:
+                self._resume(worker, value)
+            else:
+                box.append(value)
+
+        ask(go)
+        if box:
+            return box[0]
+        later = True
+        return _LATER
+
+    def _waited(self, worker: Worker, step: int) -> None:
+        if not worker.done:
+            self.wait_s[worker.rank] += self.env.now - worker.asked_s
+            self.trace.span(worker.rank, step, "wait", worker.asked_s, self.env.now)
+
     def _who_waits_for_whom(self) -> str:
         missing = self.exchanges.missing()
+        for partial in self.partials.values():
+            for rank, what in partial.who_waits().items():
+                self.workers[rank].waits = what
         lines = []
         for worker in self.workers:
             if worker.ended:

@@ -12,21 +12,25 @@ from offbeat.strategies import allreduce as _allreduce
 from offbeat.strategies import dasgd as _dasgd
 from offbeat.strategies import diloco as _diloco
 from offbeat.strategies import dpsgd as _dpsgd
+from offbeat.strategies import eager as _eager
 from offbeat.strategies import local_sgd as _local_sgd
 from offbeat.strategies import matcha as _matcha
 from offbeat.strategies import noloco as _noloco
 from offbeat.strategies import qsgd as _qsgd
 from offbeat.strategies import sgp as _sgp
+from offbeat.strategies import wagma as _wagma
 from offbeat.strategies.adaptive import adaptive
 from offbeat.strategies.allreduce import allreduce
 from offbeat.strategies.dasgd import dasgd
 from offbeat.strategies.diloco import diloco
 from offbeat.strategies.dpsgd import dpsgd
+from offbeat.strategies.eager import eager
 from offbeat.strategies.local_sgd import local_sgd
 from offbeat.strategies.matcha import matcha
 from offbeat.strategies.noloco import noloco
 from offbeat.strategies.qsgd import qsgd
 from offbeat.strategies.sgp import sgp
+from offbeat.strategies.wagma import wagma
 from offbeat.strategy import Strategy
 
 
@@ -47,6 +51,8 @@ STRATEGIES: dict[str, Card] = {
         (_local_sgd, local_sgd),
         (_adaptive, adaptive),
         (_dasgd, dasgd),
+        (_eager, eager),
+        (_wagma, wagma),
         (_dpsgd, dpsgd),
         (_sgp, sgp),
         (_matcha, matcha),

@@ -78,12 +78,13 @@ def adaptive(
         K_s = pacing.sampling_steps(sampling, period, me.horizon)
         mem = me.recall(p=period, cnt=0, C2=0.0, samples=0)
         async for k in me.steps():
-            me.step(await Grad())
+            g, gamma = await Grad(), scalar(me.lr, me.x)  # before the step: a scheduler may move on with it
+            me.step(g)
             mem.cnt += 1
             if mem.cnt < mem.p:
                 continue
             mean = await average(everyone(k))
-            apart, gamma = (unpack(mean, me.x)[0] - me.x).square_norm(), scalar(me.lr, me.x)
+            apart = (unpack(mean, me.x)[0] - me.x).square_norm()
             S, gamma = unpack(await Mix(pack(apart, gamma), everyone(k)), apart, gamma)
             me.model.copy_(mean)
             pace = Pace(mem.p, mem.C2, mem.samples)

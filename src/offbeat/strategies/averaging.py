@@ -1,4 +1,4 @@
-"""What several methods share: the mean of all weights, gossip along a graph, a mix that is under way; all with codecs."""
+"""What several methods share: the mean of all weights, gossip along a graph, a mix under way; with codecs."""
 
 from __future__ import annotations
 

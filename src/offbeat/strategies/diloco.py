@@ -1,7 +1,7 @@
 """**DiLoCo**, and **Streaming DiLoCo**: hundreds of local steps, then one step of an outer optimiser.
 
-Every H inner steps each worker's way since the last exchange, Δ_i = θ_old − θ_i, is averaged and taken for a gradient by
-Nesterov's momentum: buf ← μ·buf + Δ, θ ← θ_old − η·(Δ + μ·buf), and all go on from θ. The inner optimiser (AdamW in
+Every H inner steps each worker's way since the last exchange, Δ_i = θ_old − θ_i, is averaged and taken for a gradient
+by Nesterov's momentum: buf ← μ·buf + Δ, θ ← θ_old − η·(Δ + μ·buf), and all go on from θ. The inner optimiser (AdamW in
 the paper) keeps its state and is never reset.
 
 Streaming: with ``fragments`` F the model is cut into F pieces that take turns, one every H/F steps, so that the peak
@@ -70,7 +70,7 @@ def diloco(
 ) -> Strategy:
     """An outer Nesterov step on the workers' mean displacement every ``period`` steps.
 
-    Streaming: ``fragments`` pieces in turn, each sent ``overlap`` steps ahead; one's own copy keeps the share ``merge``.
+    Streaming: ``fragments`` pieces in turn, each sent ``overlap`` steps ahead; the local copy keeps the share ``merge``.
 
     Example: ``ob.diloco(period=100, fragments=4, overlap=5, merge=0.5, codec=ob.codec.qsgd(4))``
     """

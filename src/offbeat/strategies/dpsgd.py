@@ -2,8 +2,9 @@
 talks to all.
 
 x_{k+1,i} = Σ_j W_ij x_{k,j} − γ g_i(x_{k,i}): the neighbours' weights travel while the gradient is computed, so the
-exchange is hidden behind it (``order="cta"``, combine then adapt: the paper's). With ``order="atc"`` (adapt then combine)
-the gradient step comes first and the mix follows: x_{k+1} = W (x_k − γ g), which contracts better but is not hidden.
+exchange is hidden behind it (``order="cta"``, combine then adapt: the paper's). With ``order="atc"`` (adapt then
+combine) the gradient step comes first and the mix follows: x_{k+1} = W (x_k − γ g), which contracts better but is not
+hidden.
 
 *When it helps*: many workers and a network with a high latency or no good all-reduce; each sends to few others.
 *When it hurts*: on a large ring, news travel slowly and the replicas drift apart; a slow worker still holds up its

@@ -1,15 +1,16 @@
-"""**NoLoCo.** DiLoCo without any exchange among all: the outer step is taken with one other worker, drawn anew each time.
+"""**NoLoCo.** DiLoCo without any exchange among all: each outer step is taken with one other worker, drawn anew.
 
-Every H inner steps the workers are paired at random (alike on all, from the seed and the number of the outer round). With
+Every H inner steps the workers are paired at random (alike on all, from the seed and the outer round's number). With
 slow weights φ, fast weights θ and the means over the pair: m ← μ·m + β·mean(θ − φ) + γ·(mean(φ) − φ), φ ← φ + m, θ ← φ.
 The last term, the pull, draws the slow weights of all workers together over the rounds.
 
 *When it helps*: workers spread over the internet: a round takes one message to one peer, and nobody waits for all.
-*When it hurts*: the replicas are never equal; with few workers DiLoCo costs little more. A pair waits for its slower half.
+*When it hurts*: the replicas are never equal; with few workers DiLoCo costs little more. A pair waits for
+its slower half.
 *Suggested settings*: H = 50, an adaptive inner optimiser; momentum about 0.5, lower than DiLoCo's.
 *Departures*: the pull is the outer learning rate unless given, as in the authors' code (the paper has it as a
-coefficient of its own). With an odd number of workers, one takes its outer step alone. The paper's random routing between
-pipeline stages is not part of this.
+coefficient of its own). With an odd number of workers, one takes its outer step alone. The paper's random routing
+between pipeline stages is not part of this.
 """
 
 from __future__ import annotations
@@ -49,9 +50,7 @@ PAPER = Paper(
 )
 
 
-def noloco(
-    period: int = 50, outer_lr: float = 0.7, outer_momentum: float = 0.5, pull: float | None = None
-) -> Strategy:
+def noloco(period: int = 50, outer_lr: float = 0.7, outer_momentum: float = 0.5, pull: float | None = None) -> Strategy:
     """An outer momentum step with a random other worker every ``period`` steps; ``pull`` (default: outer_lr) is γ.
 
     Example: ``ob.noloco(period=50)``

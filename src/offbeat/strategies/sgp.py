@@ -1,5 +1,5 @@
-"""**SGP: stochastic gradient push.** Gossip in one direction: each step every worker pushes a share of itself to a peer,
-keeps the rest, and waits for no answer from the one it sent to.
+"""**SGP: stochastic gradient push.** Gossip in one direction: each step every worker pushes a share of itself to a
+peer, keeps the rest, and waits for no answer from the one it sent to.
 
 Beside the weights x_i each worker carries a number ω_i that is pushed the same way. Where somebody receives more than
 it gave away, both grow alike, and z_i = x_i / ω_i is right again: gradients are taken at z. The default graph is SGP's

@@ -1,0 +1,208 @@
+"""The options that several commands share: each is declared here once, and read here once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from offbeat import delays, tasks
+from offbeat.delays import Seconds
+from offbeat.sim import Network
+from offbeat.task import Task
+from offbeat.units import format_count, format_rate, format_seconds, parse_count, parse_rate, parse_seconds
+
+T = TypeVar("T")
+
+STEPS = 200
+LIVE_WORKERS, SIMULATED_WORKERS = 4, 8
+
+StrategyName = Annotated[
+    str, typer.Argument(metavar="STRATEGY", help="A name, or name:setting=value,… (local_sgd:period=4,codec=qsgd8).")
+]
+Workers = Annotated[str | None, typer.Option(metavar="N", help="How many workers take part.")]
+Steps = Annotated[str | None, typer.Option(metavar="N", help=f"Gradients each worker takes.  [default: {STEPS}]")]
+Samples = Annotated[str | None, typer.Option(metavar="N", help="Instead of steps: gradients taken by all together.")]
+VirtualTime = Annotated[str | None, typer.Option("--seconds", metavar="TIME", help="Instead of steps: virtual time, 60s.")]
+TaskName = Annotated[str, typer.Option("--task", metavar="NAME", help="digits or regression; none simulates time alone.")]
+LiveTaskName = Annotated[str, typer.Option("--task", metavar="NAME", help="What is learned: digits or regression.")]
+Delay = Annotated[
+    str,
+    typer.Option(
+        metavar="PHRASE",
+        help="Who is late: '2 ranks 320ms', 'rank 3 30ms', '10% 100ms', '50ms..400ms rotating', "
+        "'exponential 100ms', 'lognormal 100ms 0.5', 'pareto 100ms 1.8'; several joined by +.",
+    ),
+]
+Compute = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="A step's computation: 100ms, or spread, as --delay has it.  [default: 100ms]"),
+]
+LiveCompute = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Sleep so long in each step, for a model larger than the task's.")
+]
+Bandwidth = Annotated[str | None, typer.Option(metavar="RATE", help="Of each worker's link.  [default: 10Gbps]")]
+Latency = Annotated[str | None, typer.Option(metavar="TIME", help="Of each message.  [default: 50us]")]
+Algorithm = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Of all-reduce: ring or halving_doubling.  [default: ring]")
+]
+Parameters = Annotated[
+    str | None, typer.Option(metavar="N", help="Size of the model where --task is none: 25.6M.  [default: 1M]")
+]
+Seed = Annotated[str, typer.Option(metavar="N", help="Of weights, delays and every random choice.")]
+CodecName = Annotated[
+    str | None, typer.Option("--codec", metavar="NAME", help="What travels: none, bf16, fp16, int8, qsgd2 … qsgd16.")
+]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of the strategy; may be repeated.")
+]
+Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers to this file, too.")]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Everything about runs but their strategy: what is the same for all that are compared."""
+
+    workers: int
+    steps: int | None
+    samples: int | None
+    seconds: float | None
+    task: Task | None
+    delays: Seconds | None
+    compute_s: Seconds | None
+    network: Network
+    parameters: int
+    seed: int
+    delay_text: str
+
+    @property
+    def heading(self) -> str:
+        """What the runs have in common, in a line."""
+        length = (
+            f"{self.steps} steps"
+            if self.steps is not None
+            else f"{self.samples} samples"
+            if self.samples is not None
+            else f"{format_seconds(self.seconds or 0.0)} of virtual time"
+        )
+        what = f"task {self.task.name}" if self.task else f"time alone, {format_count(self.parameters)} parameters"
+        parts = [f"{self.workers} {'worker' if self.workers == 1 else 'workers'}, {length}", what, f"seed {self.seed}"]
+        parts += [self.delay_text] if self.delays is not None else ["no delays"]
+        return "; ".join(parts)
+
+    @property
+    def network_text(self) -> str:
+        latency, rate = self.network.latency_s, self.network.bandwidth_Bps
+        assert not callable(latency)
+        assert not callable(rate)
+        return f"{format_rate(rate)}, {format_seconds(latency)}, {self.network.algorithm}"
+
+
+def read_scene(
+    *,
+    workers: str | None,
+    steps: str | None,
+    samples: str | None = None,
+    seconds: str | None = None,
+    task: str,
+    delay: str,
+    compute: str | None,
+    bandwidth: str | None = None,
+    latency: str | None = None,
+    algorithm: str | None = None,
+    parameters: str | None = None,
+    seed: str,
+    live: bool,
+    members: int | None = None,
+) -> Scene:
+    """Check and read the options; ``members`` is the size of the job this process is a member of, if it is."""
+    if live:
+        simulated = {
+            "--samples": samples,
+            "--seconds": seconds,
+            "--bandwidth": bandwidth,
+            "--latency": latency,
+            "--algorithm": algorithm,
+            "--parameters": parameters,
+        }
+        for name, value in simulated.items():
+            if value is not None:
+                raise ValueError(f"{name} {value} is for simulated runs, and this one is live; leave it out")
+        if task == "none":
+            raise ValueError("--task none simulates time alone, and this run is live; use --task digits or regression")
+    if task != "none" and parameters is not None:
+        raise ValueError(
+            f"--parameters {parameters} does not go with --task {task}, whose model has a size of its own; "
+            "leave it out, or add --task none"
+        )
+    count = _workers(workers, live, members)
+    chosen = {"--steps": steps, "--samples": samples, "--seconds": seconds}
+    given = [f"{name} {value}" for name, value in chosen.items() if value is not None]
+    if len(given) > 1:
+        raise ValueError(f"a run has one end, but {' and '.join(given)} were given; leave all but one out")
+    spread = _delays(delay)
+    made = Scene(
+        workers=count,
+        steps=_read("--steps", parse_count, steps) if steps is not None else None if given else STEPS,
+        samples=_read("--samples", parse_count, samples) if samples is not None else None,
+        seconds=_read("--seconds", parse_seconds, seconds) if seconds is not None else None,
+        task=None if task == "none" else tasks.named(task),
+        delays=spread,
+        compute_s=_compute(compute) if compute is not None else None if live else 0.1,
+        network=Network(
+            _read("--latency", parse_seconds, latency or "50us"),
+            _read("--bandwidth", parse_rate, bandwidth or "10Gbps"),
+            algorithm or "ring",  # type: ignore[arg-type]  # Network checks it, in a sentence
+        ),
+        parameters=_read("--parameters", parse_count, parameters or "1M"),
+        seed=_read("--seed", parse_count, seed),
+        delay_text="none" if spread is None else str(spread),
+    )
+    for what, spec in (("--delay", made.delays), ("--compute", made.compute_s)):
+        delays.bind(spec, seed=made.seed, workers=count, what=what)
+    return made
+
+
+def check_json(path: Path | None) -> None:
+    """Say before the work that its result could not be written."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise ValueError(f"--json {path} is a folder; name a file in it")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"--json {path} lies in a folder that does not exist; make it first: mkdir -p {path.parent}")
+    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise ValueError(f"--json {path} may not be written; choose another file")
+
+
+def _workers(text: str | None, live: bool, members: int | None) -> int:
+    count = _read("--workers", parse_count, text) if text is not None else None
+    if members is not None:
+        if count not in (None, members):
+            raise ValueError(f"--workers {count} does not fit this job of {members} (WORLD_SIZE); leave it out")
+        return members
+    if count == 0:
+        raise ValueError("--workers 0 cannot train; use 1 or more")
+    return count or (LIVE_WORKERS if live else SIMULATED_WORKERS)
+
+
+def _read(option: str, parse: Callable[[str], T], text: str) -> T:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(f"{option}: {error}") from None
+
+
+def _delays(text: str) -> Seconds | None:
+    return _read("--delay", delays.parse, text)
+
+
+def _compute(text: str) -> Seconds:
+    """A duration, or a distribution in the words of ``--delay``."""
+    if any(text.strip().lower().startswith(word) for word in ("exponential", "lognormal", "pareto")) or "+" in text:
+        return _read("--compute", delays.parse, text) or 0.0
+    return _read("--compute", parse_seconds, text)

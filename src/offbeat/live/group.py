@@ -1,0 +1,81 @@
+"""A Gloo group of our own, of all workers or of a few.
+
+Not ``dist.new_group``: that names a group after the number of groups this process has made, which differs between
+workers as soon as some of them are made in pairs, and it would show up among the user's groups. Only collectives are
+used, also between two: a wait for ``isend`` or ``irecv`` that runs out closes Gloo's connections for good, while a wait
+for a collective may be cut into slices.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+import weakref
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from offbeat.live.board import Board
+from offbeat.live.waiting import Waiter
+
+LONG = timedelta(days=7)  # Gloo's own timeout kills a group for good; our patience is kept by the waiter
+GRACE_S = 5.0
+
+
+class Group:
+    """The collectives among ``ranks``. Every member makes them in the same order."""
+
+    def __init__(self, name: str, ranks: tuple[int, ...], board: Board, waiter: Waiter) -> None:
+        # Gloo's own meeting is deaf to signals and to failures, so nobody enters it before all are there.
+        waiter.until(board.meeting(name, ranks), f"ranks {', '.join(map(str, ranks))} to make a group")
+        self.ranks = ranks
+        self._gloo: Any = dist.ProcessGroupGloo(board.store(name), ranks.index(board.rank), len(ranks), LONG)
+        self._travelling: list[weakref.ref[Tensor]] = []
+
+    def all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> dist.Work:
+        """Start an in-place reduction."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = op
+        return self._gloo.allreduce([self._alias(tensor)], options)  # type: ignore[no-any-return]
+
+    def broadcast(self, tensor: Tensor, source: int) -> dist.Work:
+        """Start giving rank ``source``'s tensor to all."""
+        options = dist.BroadcastOptions()
+        options.rootRank = self.ranks.index(source)
+        return self._gloo.broadcast([self._alias(tensor)], options)  # type: ignore[no-any-return]
+
+    def all_gather(self, everyones: list[Tensor], tensor: Tensor) -> dist.Work:
+        """Start collecting everybody's tensor, in the order of the ranks."""
+        return self._gloo.allgather([[self._alias(t) for t in everyones]], [self._alias(tensor)])  # type: ignore[no-any-return]
+
+    def _alias(self, tensor: Tensor) -> Tensor:
+        """The same memory under another name, which lives exactly as long as Gloo's threads hold it."""
+        alias = tensor.detach()
+        self._travelling = [ref for ref in self._travelling if ref() is not None]
+        self._travelling.append(weakref.ref(alias))
+        return alias
+
+    def close(self) -> None:
+        """Give the group back; all members are through with it.
+
+        Destroying it joins its threads while this thread holds the interpreter lock. A thread that has just ended its
+        last operation and is about to let go of the tensors would want that lock: wait until it has let go.
+        """
+        deadline = time.monotonic() + GRACE_S
+        while any(ref() is not None for ref in self._travelling):
+            if time.monotonic() > deadline:
+                return self.park()
+            time.sleep(0.0002)
+        self._gloo = None
+
+    def park(self) -> None:
+        """Never give the group back: destroying one with an operation pending blocks until its timeout.
+
+        The process is about to end; the operating system closes the sockets, which releases the peers. Its tensors are
+        kept too: a Gloo thread that lets go of the last reference would ask for an interpreter that is gone.
+        """
+        for kept in (self._gloo, *(ref() for ref in self._travelling)):
+            if kept is not None:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))

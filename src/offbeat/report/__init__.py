@@ -1,0 +1,1 @@
+"""What people read: tables, plots, pages. Made from records of runs, never from a runtime."""

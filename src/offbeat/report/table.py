@@ -1,0 +1,90 @@
+"""A run in plain numbers, and the table that several of them make."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from offbeat.units import format_bytes, format_seconds
+
+__all__ = ["Record", "runs_table"]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run, simulated or live: what ``--json`` writes, and what a row of the table shows.
+
+    ``loss`` and ``accuracy`` are those of the final model on held-out data, None where the task does not tell;
+    ``label`` is the strategy with the settings that differ from its defaults.
+    """
+
+    strategy: str
+    label: str
+    mode: str
+    task: str | None
+    workers: int
+    steps: int
+    seconds: float
+    wait_fraction: float
+    wire_bytes: int
+    loss: float | None
+    accuracy: float | None
+    train_loss: float | None
+    seed: int
+    delay: str
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+    def json(self) -> dict[str, object]:
+        """As JSON takes it: a loss that is not a number any more becomes null, and ``diverged`` says why."""
+        plain = {name: value for name, value in vars(self).items() if name != "label"}
+        numbers = ("seconds", "wait_fraction", "loss", "accuracy", "train_loss")
+        return {
+            **plain,
+            **{name: _finite(plain[name]) for name in numbers},
+            "settings": dict(self.settings),
+            "diverged": any(plain[n] is not None and _finite(plain[n]) is None for n in ("loss", "train_loss")),
+        }
+
+
+def runs_table(records: Sequence[Record], heading: str = "") -> RenderableType:
+    """A table of runs under a line that says what they have in common. Times are compared with the first run's."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("strategy", overflow="fold")
+    several = len(records) > 1
+    for name in ("time", *(["speed-up"] if several else []), "waiting", "bytes sent", "loss", "accuracy"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for record in records:
+        table.add_row(
+            Text(record.label),
+            format_seconds(record.seconds),
+            *([_speed_up(records[0].seconds, record.seconds)] if several else []),
+            f"{record.wait_fraction:.1%}",
+            format_bytes(record.wire_bytes),
+            _number(record.loss, "{:.4g}"),
+            _number(record.accuracy, "{:.1%}"),
+        )
+    return Group(Text(heading, style="dim"), table) if heading else table
+
+
+def show(records: Sequence[Record], heading: str = "", console: Console | None = None) -> None:
+    """Print the table."""
+    (console or Console()).print(runs_table(records, heading))
+
+
+def _speed_up(first_s: float, seconds: float) -> str:
+    return f"{first_s / seconds:.2f}×" if seconds > 0 else "–"
+
+
+def _number(value: float | None, form: str) -> str:
+    if value is None:
+        return "–"
+    return form.format(value) if math.isfinite(value) else "diverged"
+
+
+def _finite(value: object) -> object:
+    return value if isinstance(value, (int, float)) and math.isfinite(value) else None

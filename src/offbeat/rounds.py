@@ -1,0 +1,159 @@
+"""When a partial round starts, and where each worker stands in it: pure bookkeeping, no clock, no network.
+
+Rounds of a channel are numbered 0, 1, 2, … and run in that order. Both worlds ask the same two objects:
+
+- the ``Referee`` hears who has arrived, who has begun a step, who has finished, and says when the next round starts;
+- a ``Place`` is one worker's own view: how many results there are, how many it has taken, what it waits for.
+
+Everything is decided by these numbers, never by timing. A *base* is the number of results that were contained in the
+weights a step was begun with; a contribution with base b in round v is stale by v − b.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from offbeat.waiting import Wait
+
+CatchUp = Literal["current", "every_step"]
+Absent = Literal["carry", "drop", "last"]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How the rounds of a channel go.
+
+    ``full_every``: every n-th round is full, all workers stop for it. ``bound``: a round waits for a worker whose next
+    contribution would otherwise be older than that. ``late``: how many rounds a result may stay out while its worker
+    goes on computing (0: it waits for it).
+    """
+
+    wait: Wait
+    absent: Absent
+    full_every: int | None = None
+    bound: int | None = None
+    catch_up: CatchUp = "current"
+    late: int = 0
+
+    def is_full(self, version: int) -> bool:
+        return self.full_every is not None and (version + 1) % self.full_every == 0
+
+
+@dataclass
+class Referee:
+    """Says when a round starts. One for a channel."""
+
+    rules: Rules
+    size: int
+    seed: int
+    started: int = 0  # rounds started so far, so also the number of the next one
+    _position: list[int] = field(default_factory=list)  # the last round a worker has arrived for
+    _computing: list[int | None] = field(default_factory=list)  # the base of the step it is in, if it is in one
+    _deposit: list[int] = field(default_factory=list)  # the base of its last deposit
+    _finished: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._position = [-1] * self.size
+        self._computing = [0] * self.size
+        self._deposit = [0] * self.size
+
+    def arrived(self, rank: int, position: int, base: int) -> list[int]:
+        """``rank`` has deposited work with ``base`` and counts for round ``position``. Answers the rounds that start."""
+        self._position[rank] = max(self._position[rank], position)
+        return self.passed(rank, base)
+
+    def passed(self, rank: int, base: int) -> list[int]:
+        """``rank`` has deposited work with ``base`` too late for the round it was made for, and goes on."""
+        self._computing[rank], self._deposit[rank] = None, base
+        return self._start()
+
+    def began(self, rank: int, base: int) -> list[int]:
+        """``rank`` computes at weights that contain ``base`` results."""
+        self._computing[rank] = base
+        return []
+
+    def finished(self, rank: int) -> list[int]:
+        """``rank`` has no more data; it never counts again."""
+        self._finished.add(rank)
+        self._computing[rank] = None
+        return self._start()
+
+    def renewed(self, rank: int, base: int) -> None:
+        """A finished worker has taken ``base`` results; its weights are as new as that."""
+        self._deposit[rank] = base
+
+    @property
+    def all_finished(self) -> bool:
+        return len(self._finished) == self.size
+
+    def _start(self) -> list[int]:
+        begun = []
+        while self._may_start(self.started):
+            begun.append(self.started)
+            self.started += 1
+        return begun
+
+    def _may_start(self, version: int) -> bool:
+        training = frozenset(range(self.size)) - self._finished
+        arrived = frozenset(r for r in training if self._position[r] >= version)
+        if not arrived:
+            return False
+        if self.rules.is_full(version):
+            return arrived == training
+        if self.rules.bound is not None and any(self._too_old(r, version) for r in training - arrived):
+            return False
+        return self.rules.wait.satisfied(version, arrived, training, self.size, self.seed)
+
+    def _too_old(self, rank: int, version: int) -> bool:
+        """Would leaving ``rank`` out of this round let something older than the bound be applied?"""
+        assert self.rules.bound is not None
+        if self.rules.absent == "last":  # its last weights would answer for it, in this round
+            return version - self._deposit[rank] > self.rules.bound
+        base = self._computing[rank]  # what it is computing would come in the next round at the earliest
+        return base is not None and version + 1 - base > self.rules.bound
+
+
+@dataclass
+class Place:
+    """One worker's place in the rounds of a channel."""
+
+    rules: Rules
+    results: int = 0  # results that are there
+    taken: int = 0  # results handed to the strategy
+    base: int = 0  # results contained in the weights the step under way was begun with
+    outstanding: int = -1  # the last round arrived for
+
+    def must_wait_first(self) -> bool:
+        """Before a new deposit, the result of the round arrived for last must be there."""
+        return self.results <= self.outstanding
+
+    def arrive(self, step: int) -> int | None:
+        """A step is over and its work deposited. Answers the round it counts for, or None if it is late and goes on."""
+        if self.rules.catch_up == "every_step":
+            self.outstanding = step
+            return step if self.results <= step or self.rules.is_full(step) else None
+        current = self.results
+        if self.base >= current - self.rules.late or self.rules.is_full(current):
+            self.outstanding = current
+            return current
+        return None
+
+    def waits_for(self, position: int | None) -> int:
+        """How many results must be there before the worker goes on."""
+        if position is None or self.rules.late:
+            return 0
+        return position + 1
+
+    def take(self, step: int) -> range:
+        """The results to hand over after ``step``; the next step will be begun with them.
+
+        All that are there; but where weights answer for the absent and every worker takes every step, the result of
+        one's own round and no newer one (the paper's rule for a late worker).
+        """
+        upto = self.results
+        if self.rules.catch_up == "every_step" and self.rules.absent == "last":
+            upto = min(upto, step + 1)
+        fresh = range(self.taken, upto)
+        self.taken = self.base = max(self.taken, upto)
+        return fresh

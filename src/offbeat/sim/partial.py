@@ -1,0 +1,243 @@
+"""Partial collectives in virtual time.
+
+A round goes: a worker arrives and the referee lets the round start; the news takes a while to reach the clerks; each
+clerk takes a snapshot of its worker's tray; the blocks sum; the results arrive. Workers that arrive while the news is
+still on its way are in time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import simpy
+
+from offbeat.effects import Channel, Got
+from offbeat.merging import coded, mean, wire_bytes
+from offbeat.replica import Replica
+from offbeat.rounds import Place, Referee
+from offbeat.sim.network import Network, all_gather_bytes, all_reduce_bytes
+from offbeat.trace import Round, Trace
+from offbeat.trays import Piece, Snapshot, Tray
+from offbeat.vector import Vec
+
+
+@dataclass
+class _Seat:
+    """One worker at the channel."""
+
+    me: Replica
+    tray: Tray
+    place: Place
+    results: dict[int, tuple[Vec, Snapshot, bool, int]] = field(default_factory=dict)
+    busy_until_s: float = 0.0
+    resting: bool = False
+    wanted: int = 0  # results that must be there before `wake` is called
+    wake: Callable[[], None] | None = None
+    waits_since: dict[int, float] = field(default_factory=dict)  # round → since when it is waited for
+
+
+class Partial:
+    """One channel, all workers."""
+
+    def __init__(
+        self, channel: Channel, env: simpy.Environment, network: Network, trace: Trace, size: int, seed: int
+    ) -> None:
+        self.channel, self._env, self._network, self._trace = channel, env, network, trace
+        self._size = size
+        self.referee = Referee(channel.rules, size, seed)
+        self.seats: dict[int, _Seat] = {}
+        self.bytes_sent = 0
+        self._news_s = math.ceil(math.log2(size)) * network.latency(0, size - 1) if size > 1 else 0.0
+        self._started_by = 0
+        self._in_flight = 0
+        self._flushed = False
+
+    def open(self, me: Replica, x: Vec | None) -> None:
+        tray = Tray(self.channel.rules.absent)
+        if x is not None:
+            tray.deposit(x, Piece(-1, 0))
+        self.seats[me.rank] = _Seat(me, tray, Place(self.channel.rules))
+
+    # A worker with data.
+
+    def offer(self, rank: int, x: Vec, step: int, answer: Callable[[list[Got]], None]) -> None:
+        """Deposit, count or go on; ``answer`` is called when the worker may go on (perhaps at once)."""
+        seat = self.seats[rank]
+        if seat.place.must_wait_first():
+            self._when(seat, seat.place.outstanding + 1, lambda: self.offer(rank, x, step, answer))
+            return
+        place, piece = seat.place, Piece(step, seat.place.base)
+        position = place.arrive(step)
+        if position is None and self.channel.rules.absent == "drop":
+            seat.tray.discard(piece)
+        else:
+            seat.tray.deposit(x, piece)
+        needed = place.waits_for(position)
+        if position is None:
+            self._start(rank, self.referee.passed(rank, piece.base))
+        else:
+            self._start(rank, self.referee.arrived(rank, position, piece.base))
+        self._when(seat, needed, lambda: self._hand_over(seat, step, answer))
+
+    def _hand_over(self, seat: _Seat, step: int, answer: Callable[[list[Got]], None]) -> None:
+        taken = [self._got(seat, v) for v in seat.place.take(step)]
+        self._start(seat.me.rank, self.referee.began(seat.me.rank, seat.place.base))
+        answer(taken)
+
+    def _when(self, seat: _Seat, results: int, go: Callable[[], None]) -> None:
+        if seat.place.results >= results:
+            go()
+        else:
+            seat.wanted, seat.wake = results, go
+            seat.waits_since.setdefault(results - 1, self._env.now)
+
+    def _got(self, seat: _Seat, version: int) -> Got:
+        value, shot, full, count = seat.results.pop(version)
+        late = self.channel.rules.late
+        fresh = shot.deposits >= seat.tray.deposits - late  # a late result knows nothing of the deposit just made
+        return Got(version, value, fresh, full, count, shot.value if late else None)
+
+    # A worker without data.
+
+    def finished(self, rank: int) -> None:
+        """It never counts again, so a quorum may be complete now."""
+        self._start(rank, self.referee.finished(rank))
+        self._maybe_flush()
+
+    def rest(self, rank: int, x: Vec | None, answer: Callable[[Got | None], None]) -> None:
+        """The next result, or None when nothing more can come."""
+        seat = self.seats[rank]
+        if x is not None:
+            seat.tray.deposit(x, Piece(seat.me.t, seat.place.taken))
+            self.referee.renewed(rank, seat.place.taken)
+        seat.resting = True
+
+        def go() -> None:
+            if seat.place.taken < seat.place.results:
+                version = seat.place.taken
+                seat.place.taken = seat.place.base = version + 1
+                answer(self._got(seat, version))
+            else:
+                answer(None)
+
+        if seat.place.taken < seat.place.results or self._flushed:
+            go()
+        else:
+            seat.wanted, seat.wake = seat.place.taken + 1, go
+            self._maybe_flush()
+
+    def _maybe_flush(self) -> None:
+        """All have finished and no round is under way: one last round for what is still owed, then the end."""
+        over = self.referee.all_finished and not self._in_flight and not self._flushed
+        if not over or not all(s.resting and s.place.taken == s.place.results for s in self.seats.values()):
+            return
+        self._flushed = True
+        owed = {r: s.tray.snapshot(self.referee.started, made_for_it=False) for r, s in self.seats.items()}
+        if self.channel.rules.absent != "last" and any(s.value is not None for s in owed.values()):
+            ranks = tuple(range(self._size))
+            self._collect(self.referee.started, ranks, owed, started_by=-1)
+        else:
+            for seat in self.seats.values():
+                self._call(seat)
+
+    # Rounds.
+
+    def _start(self, rank: int, versions: list[int]) -> None:
+        for version in versions:
+            self._in_flight += 1
+            self._env.timeout(self._news_s).callbacks.append(lambda _, v=version: self._activated(v, rank))
+
+    def _activated(self, version: int, started_by: int) -> None:
+        W = self.channel.whom(version)
+        if self.channel.rules.is_full(version):
+            blocks = {tuple(range(self._size))}
+        else:
+            blocks = set()
+            for rank in range(self._size):
+                block = W.block(rank)
+                if block is None:
+                    raise ValueError(f"partial rounds average within groups, but round {version} mixes along {W}")
+                blocks.add(block)
+        self._in_flight += len(blocks) - 1
+        for ranks in sorted(blocks):
+            free_s = max(self.seats[r].busy_until_s for r in ranks)
+            delay = max(0.0, free_s - self._env.now)
+            self._env.timeout(delay).callbacks.append(lambda _, b=ranks: self._snapshot(version, b, started_by))
+
+    def _snapshot(self, version: int, ranks: tuple[int, ...], started_by: int) -> None:
+        shots = {}
+        for r in ranks:
+            tray = self.seats[r].tray
+            shots[r] = tray.snapshot(version, bool(tray.pieces) and self._made_for(tray.pieces[-1], version))
+        self._collect(version, ranks, shots, started_by)
+
+    def _made_for(self, piece: Piece, version: int) -> bool:
+        if self.channel.rules.catch_up == "every_step":
+            return piece.step == version
+        return version - piece.base <= self.channel.rules.late
+
+    def _collect(self, version: int, ranks: tuple[int, ...], shots: dict[int, Snapshot], started_by: int) -> None:
+        codec, me = self.channel.codec, self.seats[0].me
+        like = me.x
+        nbytes = wire_bytes(like, codec)
+        if codec is None:
+            seconds = self._network.all_reduce_s(ranks, nbytes)
+            self.bytes_sent += all_reduce_bytes(len(ranks), nbytes)
+        else:
+            seconds = self._network.all_gather_s(ranks, nbytes)
+            self.bytes_sent += all_gather_bytes(len(ranks), nbytes)
+        vecs = [(r, v) for r in ranks if (v := shots[r].value) is not None]
+        if codec is not None:
+            vecs = [(r, coded(v, codec, (me.seed, r, version))) for r, v in vecs]
+        divisor = len(ranks) if self.channel.rules.absent == "last" else self._size
+        value = mean([v for _, v in vecs], divisor) if vecs else like.zeros_like()
+        for r in ranks:
+            self.seats[r].busy_until_s = self._env.now + seconds
+        self._env.timeout(seconds).callbacks.append(lambda _: self._deliver(version, ranks, shots, value, started_by))
+
+    def _deliver(
+        self, version: int, ranks: tuple[int, ...], shots: dict[int, Snapshot], value: Vec, started_by: int
+    ) -> None:
+        self._record(version, ranks, shots, started_by)
+        full = self.channel.rules.is_full(version) or started_by < 0
+        for r in ranks:
+            seat = self.seats[r]
+            seat.results[version] = (value, shots[r], full, len(ranks))
+            seat.place.results = version + 1
+        if started_by >= 0:
+            self._in_flight -= 1
+        for r in ranks:
+            self._call(self.seats[r])
+        self._maybe_flush()
+
+    def _call(self, seat: _Seat) -> None:
+        if seat.wake is not None and (seat.place.results >= seat.wanted or self._flushed):
+            wake, seat.wake = seat.wake, None
+            wake()
+
+    def _record(self, version: int, ranks: tuple[int, ...], shots: dict[int, Snapshot], started_by: int) -> None:
+        now = self._env.now
+        waited = {r: now - self.seats[r].waits_since.pop(version, now) for r in ranks}
+        if not self._trace.keep_rounds:
+            return
+        staleness = {r: s for r in ranks if (s := shots[r].staleness(version)) is not None}
+        if self.channel.rules.catch_up == "every_step":
+            fresh = tuple(r for r in ranks if any(p.step == version for p in shots[r].pieces))
+        else:
+            fresh = tuple(r for r, s in staleness.items() if s == 0)
+        self._trace.rounds.append(Round(version, started_by, fresh, staleness, waited, self._env.now))
+
+    @property
+    def lost(self) -> list[tuple[int, int]]:
+        """(rank, step) of every gradient that was dropped."""
+        return sorted((r, p.step) for r, s in self.seats.items() for p in s.tray.lost)
+
+    def who_waits(self) -> dict[int, str]:
+        """For each waiting worker, the round it waits for."""
+        return {
+            r: f"for the result of round {s.wanted - 1} of {self.channel.name!r}, of which {self.referee.started} started"
+            for r, s in self.seats.items()
+            if s.wake is not None
+        }

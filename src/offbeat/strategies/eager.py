@@ -1,0 +1,94 @@
+"""**eager-SGD.** Gradients are summed by *partial* collectives: the round starts without waiting for everybody.
+
+A worker that is still computing contributes nothing, or the gradient it could not deliver before; its late gradient
+is carried over and applied later, exactly once. Every sum is divided by P. ``wait="first"`` is the paper's solo
+all-reduce, ``"majority"`` its majority all-reduce (a drawn initiator); a number or a fraction is a hard quorum.
+
+*When it helps*: a different worker is late each step. With ``catch_up="current"`` also when always the same one is.
+*When it hurts*: ``first`` among many workers: almost nothing in a round is fresh, and a large learning rate diverges.
+*Suggested settings*: ``wait=0.5, sync="bounded", staleness=20`` at scale; the paper's own behaviour is
+``catch_up="every_step"``.
+*Departures*: late results are applied in order, each once (``apply="queue"``), so replicas stay equal and need no
+copying between them; ``apply="latest"`` is the paper's. Global rounds, hard quorums and the bound are ours.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from offbeat import topology, waiting
+from offbeat.codec import Codec
+from offbeat.effects import Channel, Grad, Open
+from offbeat.paper import Axes, Paper
+from offbeat.replica import Replica
+from offbeat.rounds import CatchUp
+from offbeat.strategies.partial import Sync, rules
+from offbeat.strategy import Strategy, one_of
+from offbeat.waiting import Wait
+
+PAPER = Paper(
+    name="eager",
+    full_name="eager-SGD (partial collectives)",
+    summary="sum gradients without waiting for the late ones; they are carried over, each applied once",
+    title="Taming Unbalanced Training Workloads in Deep Learning with Partial Collective Operations",
+    authors="Li, Shigang and Ben-Nun, Tal and Di Girolamo, Salvatore and Alistarh, Dan and Hoefler, Torsten",
+    year=2020,
+    venue="ACM SIGPLAN Symposium on Principles and Practice of Parallel Programming",
+    arxiv="1908.04207",
+    axes=Axes(what="gradient", when="every step", whom="everyone", wait="first, majority, or a quorum", merge="sum / P"),
+    helps="another worker is late each step",
+    hurts="with 'first' and many workers nearly everything is stale",
+    laws=("nobody late: equals allreduce bit for bit", "every gradient is applied exactly once"),
+    departures="apply='queue' keeps replicas equal; global rounds, quorums and the staleness bound are ours",
+    confidence="sync_every 33 is the released code's limiter of 32",
+)
+
+
+def eager(
+    wait: str | int | float | Wait = "first",
+    sync_every: int | None = 33,
+    stale: Literal["carry", "drop"] = "carry",
+    apply: Literal["queue", "latest"] = "queue",
+    catch_up: CatchUp = "current",
+    sync: Sync = "barrier",
+    staleness: int | None = None,
+    late: int = 0,
+    codec: Codec | None = None,
+) -> Strategy:
+    """Partial sums of gradients. Round v is full iff (v + 1) mod ``sync_every`` = 0 (``None``: never).
+
+    ``sync="bounded"`` replaces full rounds by a bound: no gradient older than ``staleness`` rounds is ever applied
+    (default: ``sync_every``). ``late=1`` hides the round behind the next step's computation.
+    """
+    one_of("eager", "stale", stale, ("carry", "drop"))
+    one_of("eager", "apply", apply, ("queue", "latest"))
+    how = rules("eager", waiting.rule(wait), stale, sync_every, "sync_every", catch_up, sync, staleness, late)
+
+    async def body(me: Replica) -> None:
+        partial = Channel("eager", topology.everyone(me.size), how, codec)
+        await Open(partial, None)
+        async for t in me.own_steps():
+            g = await Grad()
+            assert g is not None, "own steps have data"
+            got = await partial.mix(g, t)
+            for result in got if apply == "queue" else got[-1:]:
+                me.step(result.value)
+        async for result in partial.rest(lambda: None):
+            me.step(result.value)
+
+    return Strategy(
+        PAPER,
+        eager,
+        {
+            "wait": wait,
+            "sync_every": sync_every,
+            "stale": stale,
+            "apply": apply,
+            "catch_up": catch_up,
+            "sync": sync,
+            "staleness": staleness,
+            "late": late,
+            "codec": codec,
+        },
+        body,
+    )

@@ -1,0 +1,40 @@
+"""Settings that every method with partial rounds shares."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from offbeat.rounds import Absent, CatchUp, Rules
+from offbeat.strategy import one_of, whole
+from offbeat.waiting import Wait
+
+Sync = Literal["barrier", "bounded"]
+
+
+def rules(
+    method: str,
+    wait: Wait,
+    absent: Absent,
+    every: int | None,
+    every_name: str,
+    catch_up: CatchUp,
+    sync: Sync,
+    staleness: int | None,
+    late: int,
+) -> Rules:
+    """Check the settings and put them together."""
+    if every is not None:
+        whole(method, every_name, every, 1)
+    one_of(method, "catch_up", catch_up, ("current", "every_step"))
+    one_of(method, "sync", sync, ("barrier", "bounded"))
+    if late not in (0, 1):
+        raise ValueError(f"{method}: late is {late!r}, but a result can be 0 or 1 rounds late")
+    if sync == "barrier":
+        if staleness is not None:
+            raise ValueError(f"{method}: staleness={staleness} bounds nothing with sync='barrier'; use sync='bounded'")
+        return Rules(wait, absent, every, None, catch_up, late)
+    bound = staleness if staleness is not None else every
+    if bound is None:
+        raise ValueError(f"{method}: sync='bounded' needs a bound; give staleness=K")
+    whole(method, "staleness", bound, 1 + late)
+    return Rules(wait, absent, None, bound, catch_up, late)

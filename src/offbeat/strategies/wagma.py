@@ -1,0 +1,117 @@
+"""**WAGMA-SGD.** Weights are averaged within small rotating groups, without waiting; all of them every τ steps.
+
+After each local step the worker's weights go to its tray. The first worker of all to arrive starts the round in every
+group; a worker that is still computing is answered for by the weights it deposited last. Who was in time takes the
+group's mean; who was late blends it with its own newer weights: (S · mean + W') / (S + 1). Groups of about √P rotate so
+that what one worker knows reaches all in ⌈log_S P⌉ rounds.
+
+*When it helps*: stragglers that change from step to step, at a scale where one all-reduce a step is too much.
+*When it hurts*: very small τ (everybody waits again) or very large τ (replicas drift).
+*Suggested settings*: the defaults; ``wait=0.5, sync="bounded", staleness=20`` under heavy-tailed step times.
+*Departures*: groups for every number of workers; global rounds (``catch_up="current"``; the paper's ``"every_step"``)
+and the bound instead of the barrier are ours. Late results (``late=1``) correct: x += mean − sent.
+"""
+
+from __future__ import annotations
+
+from offbeat import topology, waiting
+from offbeat.codec import Codec
+from offbeat.effects import Channel, Got, Grad, Open
+from offbeat.paper import Axes, Paper
+from offbeat.replica import Replica
+from offbeat.rounds import CatchUp
+from offbeat.strategies.partial import Sync, rules
+from offbeat.strategy import Strategy, whole
+from offbeat.vector import Vec
+from offbeat.waiting import Wait
+
+PAPER = Paper(
+    name="wagma",
+    full_name="WAGMA-SGD (wait-avoiding group model averaging)",
+    summary="average weights in rotating groups without waiting, all of them every τ steps",
+    title="Breaking (Global) Barriers in Parallel Stochastic Optimization with Wait-Avoiding Group Averaging",
+    authors="Li, Shigang and Ben-Nun, Tal and Nadiradze, Giorgi and Di Girolamo, Salvatore and Dryden, Nikoli and "
+    "Alistarh, Dan and Hoefler, Torsten",
+    year=2020,
+    venue="IEEE Transactions on Parallel and Distributed Systems",
+    arxiv="2005.00124",
+    axes=Axes(
+        what="weights",
+        when="every step; all every τ",
+        whom="rotating groups of √P",
+        wait="first",
+        merge="mean, or (S·mean + own)/(S + 1) if late",
+    ),
+    helps="stragglers that change from step to step, at scale",
+    hurts="the mean is not preserved when someone is late; a large τ lets replicas drift",
+    laws=(
+        "group = P, nobody late, plain SGD: equals allreduce",
+        "group = 1: local SGD with period τ",
+        "nobody late: exact consensus after ⌈log_S P⌉ gradient-free rounds",
+    ),
+    departures="groups for every P; global rounds and the staleness bound are ours",
+    confidence="S = √P and τ = 10 from the released code; the S + 1 rule from memory, supported by it",
+)
+
+
+def wagma(
+    group: int | None = None,
+    tau: int | None = 10,
+    wait: str | int | float | Wait = "first",
+    catch_up: CatchUp = "current",
+    sync: Sync = "barrier",
+    staleness: int | None = None,
+    late: int = 0,
+    codec: Codec | None = None,
+) -> Strategy:
+    """Group averages of weights. Round v is a full one iff (v + 1) mod ``tau`` = 0 (``None``: never).
+
+    ``group``: the size S of the groups (default: about √P). ``sync="bounded"`` replaces the full rounds by a bound: no
+    weights older than ``staleness`` rounds are ever averaged in (default: ``tau``).
+    """
+    if group is not None:
+        whole("wagma", "group", group, 1)
+    how = rules("wagma", waiting.rule(wait), "last", tau, "tau", catch_up, sync, staleness, late)
+
+    async def body(me: Replica) -> None:
+        partial = Channel("wagma", topology.groups(me.size, group), how, codec)
+        # With a codec the displacement from the common beginning travels. (A nearer anchor, such as the last full
+        # average, would be wrong: an absent worker's tray may still hold a displacement from an older one.)
+        mem = me.recall(anchor=me.x.clone() if codec else None)
+
+        def mine() -> Vec:
+            return me.x if codec is None else me.x - mem.anchor
+
+        def merge(got: Got) -> None:
+            S, mean = got.count, got.value if codec is None else mem.anchor + got.value
+            if late and got.fresh and got.sent is not None:
+                me.x.add_(got.value - got.sent)
+            elif got.fresh or (got.full and not late):
+                me.x.copy_(mean)
+            elif S > 1:
+                me.x.copy_((mean * float(S) + me.x) / (S + 1.0))
+
+        await Open(partial, mine())
+        async for t in me.own_steps():
+            me.step(await Grad())
+            got = await partial.mix(mine(), t)
+            if got:
+                merge(got[-1])
+        async for result in partial.rest(mine):
+            merge(result)
+
+    return Strategy(
+        PAPER,
+        wagma,
+        {
+            "group": group,
+            "tau": tau,
+            "wait": wait,
+            "catch_up": catch_up,
+            "sync": sync,
+            "staleness": staleness,
+            "late": late,
+            "codec": codec,
+        },
+        body,
+    )

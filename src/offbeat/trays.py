@@ -1,0 +1,85 @@
+"""What answers for a worker: its tray, and the snapshot a round takes of it.
+
+A tray is written by its worker and read by its worker's clerk. A snapshot carries the record of what was in it, so that
+"fresh" and "stale" are known, never guessed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from offbeat.rounds import Absent
+from offbeat.vector import Vec
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One deposit: the worker's own step, and how many results its weights contained."""
+
+    step: int
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What one worker contributes to one round."""
+
+    value: Vec | None
+    pieces: tuple[Piece, ...]
+    deposits: int  # how many deposits the worker had made by then
+
+    def staleness(self, version: int) -> int | None:
+        """Of its oldest piece; None if it contributes nothing."""
+        return max((version - p.base for p in self.pieces), default=None)
+
+
+@dataclass
+class Tray:
+    """One worker's tray. Not safe by itself: the live world holds a lock around each method."""
+
+    absent: Absent
+    value: Vec | None = None
+    pieces: list[Piece] = field(default_factory=list)
+    deposits: int = 0
+    lost: list[Piece] = field(default_factory=list)
+
+    def deposit(self, x: Vec, piece: Piece) -> None:
+        """Add a gradient to what is owed, or put newer weights in place of the old ones. ``x`` is copied."""
+        self.deposits += 1
+        if self.absent == "carry" and self.value is not None:
+            self.value.add_(x)
+            self.pieces.append(piece)
+            return
+        if self.absent == "drop":
+            self.lost += self.pieces
+        if self.value is None:
+            self.value = x.clone()
+        else:
+            self.value.copy_(x)
+        self.pieces = [piece]
+
+    def discard(self, piece: Piece) -> None:
+        """A gradient that came too late, where late ones are dropped."""
+        self.deposits += 1
+        self.lost.append(piece)
+
+    def snapshot(self, version: int, made_for_it: bool) -> Snapshot:
+        """What the worker gives to round ``version``; gradients leave the tray, weights stay in it.
+
+        ``made_for_it``: whether the newest piece was made for this round (else it is lost where late ones are dropped).
+        """
+        if self.absent == "last":
+            return Snapshot(self.value.clone() if self.value else None, tuple(self.pieces), self.deposits)
+        value, pieces = self.value, self.pieces
+        self.value, self.pieces = None, []
+        if self.absent == "drop" and pieces and not made_for_it:
+            self.lost += pieces
+            value, pieces = None, []
+        return Snapshot(value, tuple(pieces), self.deposits)
+
+    def put_back(self, snapshot: Snapshot) -> None:
+        """The round failed: what was taken is owed again."""
+        if self.absent == "last" or snapshot.value is None:
+            return
+        self.value = snapshot.value if self.value is None else snapshot.value.add_(self.value)
+        self.pieces = [*snapshot.pieces, *self.pieces]
