@@ -1,4 +1,4 @@
-"""Local processes under torchrun's machinery: they train, they agree with the simulator, and they fail in a sentence."""
+"""Local processes under torchrun's machinery: they train, agree with the simulator, and fail in a sentence."""
 
 from __future__ import annotations
 
@@ -103,18 +103,17 @@ def offbeat(*words: str) -> list[str]:
 
 def test_compare_live_writes_one_run_for_each_strategy(tmp_path: Path) -> None:
     file = tmp_path / "runs.json"
-    words = "compare --live --task regression --workers 2 --steps 4 allreduce local_sgd:period=2".split()
-    done = subprocess.run(
-        offbeat(*words, "--delay", "1 rank 20ms", "--json", str(file)), capture_output=True, text=True, timeout=100
-    )
+    common = ["--task", "regression", "--workers", "2", "--steps", "4", "--delay", "1 rank 20ms", "--json", str(file)]
+    words = offbeat("compare", "--live", "allreduce", "qsgd:bits=4", *common)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     runs = json.loads(file.read_text())["runs"]
     assert [(run["strategy"], run["mode"], run["workers"], run["steps"]) for run in runs] == [
         ("allreduce", "live", 2, 4),
-        ("local_sgd", "live", 2, 4),
+        ("qsgd", "live", 2, 4),
     ]
     assert all(run["seconds"] >= 0.02 and 0 <= run["wait_fraction"] <= 1 and run["wire_bytes"] > 0 for run in runs)
-    assert "local_sgd" in done.stdout
+    assert "qsgd bits=4" in done.stdout
     assert "speed-up" in done.stdout
     assert "Traceback" not in done.stderr
 
@@ -122,7 +121,7 @@ def test_compare_live_writes_one_run_for_each_strategy(tmp_path: Path) -> None:
 def test_under_torchrun_train_is_a_member_and_only_rank_0_speaks(tmp_path: Path) -> None:
     file = tmp_path / "runs.json"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    words = ["-m", "offbeat", "train", "local_sgd", "--task", "regression", "--steps", "4", "--json", str(file)]
+    words = ["-m", "offbeat", "train", "allreduce", "--task", "regression", "--steps", "4", "--json", str(file)]
     done = subprocess.run(torchrun + words, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     (run,) = json.loads(file.read_text())["runs"]

@@ -213,14 +213,14 @@ def by_adaptive(period, sampling_steps, low, high, cap, rates, workers, steps):
         cnt += 1
         if cnt == p:
             mean = its.w.mean(0)
-            S = (its.w**2).sum(1).mean() - (mean**2).sum()
+            spread = (its.w**2).sum(1).mean() - (mean**2).sum()
             its.w, cnt = mean.expand_as(its.w), 0
             when.append(k + 1)
             if k < sampling_steps:
-                samples.append(S / rates(k))
+                samples.append(spread / rates(k))
             else:
                 target = rates(k) * sum(samples) / len(samples)
-                p += int(S < low * target) - int(S > high * target)
+                p += int(spread < low * target) - int(spread > high * target)
                 p = min(max(p, 1), cap)
                 periods.append(p)
     return its.w, when, periods

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import offbeat as ob
+from offbeat import matchings, topology
 from offbeat.effects import Begin, Finish, Grad, GradMix, Mix, Next, Ticket, Turn
 from offbeat.merging import coded, mean, weighted
 from offbeat.replica import Replica
@@ -172,8 +173,15 @@ def test_a_smaller_budget_sends_fewer_messages():
     assert sent[1] / sent[2] == pytest.approx(0.5, abs=0.06)
 
 
-def test_buffers_are_averaged_with_the_weights_by_full_averages():
-    """BatchNorm's running mean of the inputs: after a synchronisation it is the same on all, and at the end always."""
+def test_a_round_in_which_somebody_keeps_its_own_is_recorded_too():
+    """On a ring of three each matching leaves one worker out."""
+    plan = matchings.plan(topology.edges("ring", 3), 3, 0.5)
+    talked = [step for step in range(20) if any(matchings.active(plan, 0, step))]
+    assert len(ob.simulate(ob.matcha(), TASK, 3, 20).trace.rounds) == len(talked) < 20
+
+
+def test_batch_statistics_stay_sound_and_are_averaged_at_the_end():
+    """BatchNorm's running variance must not turn negative by any merge, and its mean lie among the workers'."""
     task = ob.Task(
         model=lambda: torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)).double(),
         loss=torch.nn.functional.mse_loss,

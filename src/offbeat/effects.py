@@ -106,11 +106,14 @@ class Channel:
     Round v averages within my block of ``whom(v)``. A worker that is still computing is answered for by its clerk:
     with the gradients it still owes (``rules.absent`` "carry"; "drop" loses what is late), divided by all workers; or
     with its last weights ("last"), divided by the block.
+
+        partial.apply(await partial.mix(await Grad(), t))
     """
 
     name: str
     whom: Callable[[int], Mixing]
     rules: Rules
+    apply: Callable[[list[Got]], None]  # how results change my weights; a runtime may call it between two steps
     codec: Codec | None = None
 
     def mix(self, x: Vec, t: int) -> Offer:

@@ -17,7 +17,7 @@ class Pace:
     samples: int = 0
 
 
-def sampled(pace: Pace, S: float, lr: float) -> Pace:
+def sampled(pace: Pace, spread: float, lr: float) -> Pace:
     """Take one more measurement into the yardstick; the period stays.
 
     At a learning rate of 0 nothing moves, and S/γ means nothing: such a measurement is left out.
@@ -25,10 +25,10 @@ def sampled(pace: Pace, S: float, lr: float) -> Pace:
     if not lr > 0:
         return pace
     samples = pace.samples + 1
-    return Pace(pace.p, pace.C2 + (S / lr - pace.C2) / samples, samples)
+    return Pace(pace.p, pace.C2 + (spread / lr - pace.C2) / samples, samples)
 
 
-def adapted(pace: Pace, S: float, lr: float, low: float, high: float, cap: int) -> Pace:
+def adapted(pace: Pace, spread: float, lr: float, low: float, high: float, cap: int) -> Pace:
     """One step longer where the spread is under ``low`` · γ · C2, one shorter where it is over ``high`` · γ · C2.
 
     The period stays in 1 … ``cap``, and as it is while there is no yardstick. A spread that is not a number changes
@@ -37,9 +37,9 @@ def adapted(pace: Pace, S: float, lr: float, low: float, high: float, cap: int) 
     if not pace.samples or not lr > 0:
         return pace
     target = lr * pace.C2
-    if S < low * target:
+    if spread < low * target:
         return Pace(min(pace.p + 1, cap), pace.C2, pace.samples)
-    if S > high * target:
+    if spread > high * target:
         return Pace(max(pace.p - 1, 1), pace.C2, pace.samples)
     return pace
 

@@ -59,7 +59,7 @@ class Referee:
         self._deposit = [0] * self.size
 
     def arrived(self, rank: int, position: int, base: int) -> list[int]:
-        """``rank`` has deposited work with ``base`` and counts for round ``position``. Answers the rounds that start."""
+        """``rank`` has deposited work with ``base`` and counts for round ``position``. The rounds that start."""
         self._position[rank] = max(self._position[rank], position)
         return self.passed(rank, base)
 
@@ -138,6 +138,15 @@ class Place:
             self.outstanding = current
             return current
         return None
+
+    def made_for(self, version: int, base: int) -> bool:
+        """Was the newest deposit, made with ``base``, made for round ``version``? If not, it came too late.
+
+        The base alone does not say: where results come a round late, the gradient that just missed round v − 1 has the
+        same base as one that is in time for round v.
+        """
+        in_time = self.rules.catch_up == "every_step" or version - base <= self.rules.late
+        return self.outstanding == version and in_time
 
     def waits_for(self, position: int | None) -> int:
         """How many results must be there before the worker goes on."""

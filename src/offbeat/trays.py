@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from offbeat.rounds import Absent
+from offbeat.rounds import Absent, CatchUp
 from offbeat.vector import Vec
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One deposit: the worker's own step, and how many results its weights contained."""
+    """One deposit: the worker's own step (−1: none), and how many results its weights contained."""
 
     step: int
     base: int
@@ -31,6 +31,15 @@ class Snapshot:
     def staleness(self, version: int) -> int | None:
         """Of its oldest piece; None if it contributes nothing."""
         return max((version - p.base for p in self.pieces), default=None)
+
+    def fresh(self, version: int, catch_up: CatchUp) -> bool:
+        """Is a step in it that was begun with all results before this round (or, step for round, this round's step)?
+
+        Older pieces beside it change nothing; weights that answer before the first step, or after the last, are not.
+        """
+        if catch_up == "every_step":
+            return any(p.step == version for p in self.pieces)
+        return any(p.step >= 0 and p.base == version for p in self.pieces)
 
 
 @dataclass
@@ -69,7 +78,7 @@ class Tray:
         ``made_for_it``: whether the newest piece was made for this round (else it is lost where late ones are dropped).
         """
         if self.absent == "last":
-            return Snapshot(self.value.clone() if self.value else None, tuple(self.pieces), self.deposits)
+            return Snapshot(self.value.clone() if self.value is not None else None, tuple(self.pieces), self.deposits)
         value, pieces = self.value, self.pieces
         self.value, self.pieces = None, []
         if self.absent == "drop" and pieces and not made_for_it:

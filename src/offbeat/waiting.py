@@ -69,7 +69,7 @@ def at_least(quorum: int | float) -> AtLeast:
     """A quorum of ``quorum`` workers, or of that fraction of them: ``at_least(3)``, ``at_least(1/4)``."""
     number = isinstance(quorum, int) and not isinstance(quorum, bool) and quorum >= 1
     if not number and not (isinstance(quorum, float) and 0 < quorum <= 1):
-        raise ValueError(f"a quorum of {quorum!r} means nothing; use a number of workers from 1 up, or a fraction in (0, 1]")
+        raise ValueError(f"a quorum of {quorum!r} means nothing; use a number of workers, or a fraction in (0, 1]")
     return AtLeast(quorum)
 
 
@@ -78,11 +78,9 @@ first, majority, everyone = First(), Majority(), AtLeast(1.0)
 
 def rule(wait: str | int | float | Wait) -> Wait:
     """A rule from its short form: "first", "majority", "everyone", a number of workers, or a fraction of them."""
-    if isinstance(wait, (First, Majority, AtLeast)):
-        return wait
-    named = {"first": first, "solo": first, "majority": majority, "everyone": everyone}
+    named: dict[str, Wait] = {"first": first, "solo": first, "majority": majority, "everyone": everyone}
     if isinstance(wait, str):
         if wait not in named:
             raise ValueError(f"nobody waits {wait!r}; use 'first', 'majority', 'everyone', a number or a fraction")
         return named[wait]
-    return at_least(wait)  # type: ignore[arg-type]
+    return at_least(wait) if isinstance(wait, int | float) else wait

@@ -27,8 +27,12 @@ StrategyName = Annotated[
 Workers = Annotated[str | None, typer.Option(metavar="N", help="How many workers take part.")]
 Steps = Annotated[str | None, typer.Option(metavar="N", help=f"Gradients each worker takes.  [default: {STEPS}]")]
 Samples = Annotated[str | None, typer.Option(metavar="N", help="Instead of steps: gradients taken by all together.")]
-VirtualTime = Annotated[str | None, typer.Option("--seconds", metavar="TIME", help="Instead of steps: virtual time, 60s.")]
-TaskName = Annotated[str, typer.Option("--task", metavar="NAME", help="digits or regression; none simulates time alone.")]
+VirtualTime = Annotated[
+    str | None, typer.Option("--seconds", metavar="TIME", help="Instead of steps: virtual time, 60s.")
+]
+TaskName = Annotated[
+    str, typer.Option("--task", metavar="NAME", help="digits or regression; none simulates time alone.")
+]
 LiveTaskName = Annotated[str, typer.Option("--task", metavar="NAME", help="What is learned: digits or regression.")]
 Delay = Annotated[
     str,
@@ -78,10 +82,11 @@ class Scene:
     parameters: int
     seed: int
     delay_text: str
+    live: bool
 
     @property
     def heading(self) -> str:
-        """What the runs have in common, in a line."""
+        """What the runs have in common, in two lines."""
         length = (
             f"{self.steps} steps"
             if self.steps is not None
@@ -90,16 +95,16 @@ class Scene:
             else f"{format_seconds(self.seconds or 0.0)} of virtual time"
         )
         what = f"task {self.task.name}" if self.task else f"time alone, {format_count(self.parameters)} parameters"
-        parts = [f"{self.workers} {'worker' if self.workers == 1 else 'workers'}, {length}", what, f"seed {self.seed}"]
-        parts += [self.delay_text] if self.delays is not None else ["no delays"]
-        return "; ".join(parts)
-
-    @property
-    def network_text(self) -> str:
+        first = [f"{self.workers} {'worker' if self.workers == 1 else 'workers'}, {length}", what, f"seed {self.seed}"]
+        second = []
+        if self.compute_s is not None:
+            compute = format_seconds(self.compute_s) if isinstance(self.compute_s, (int, float)) else self.compute_s
+            second.append(f"computation: {compute}")
+        second.append(f"delay: {self.delay_text}")
         latency, rate = self.network.latency_s, self.network.bandwidth_Bps
-        assert not callable(latency)
-        assert not callable(rate)
-        return f"{format_rate(rate)}, {format_seconds(latency)}, {self.network.algorithm}"
+        if not self.live and not callable(latency) and not callable(rate):
+            second.append(f"network: {format_rate(rate)}, {format_seconds(latency)}, {self.network.algorithm}")
+        return f"{'live' if self.live else 'simulated'}: {'; '.join(first)}\n{'; '.join(second)}"
 
 
 def read_scene(
@@ -161,6 +166,7 @@ def read_scene(
         parameters=_read("--parameters", parse_count, parameters or "1M"),
         seed=_read("--seed", parse_count, seed),
         delay_text="none" if spread is None else str(spread),
+        live=live,
     )
     for what, spec in (("--delay", made.delays), ("--compute", made.compute_s)):
         delays.bind(spec, seed=made.seed, workers=count, what=what)

@@ -32,7 +32,9 @@ def read_strategy(words: str, more: Sequence[str] = (), codec_name: str | None =
     for pair in pairs:
         key, equals, value = (part.strip() for part in pair.partition("="))
         if not equals or not key:
-            raise ValueError(f"the setting {pair.strip()!r} is not understood; write it as name=value, such as period=8")
+            raise ValueError(
+                f"the setting {pair.strip()!r} is not understood; write it as name=value, such as period=8"
+            )
         if key in given:
             raise ValueError(f"{key} is given twice, as {given[key]!r} and {value!r}; leave one of them out")
         given[key] = value

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import hashlib
-import inspect
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -16,9 +16,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from offbeat.effects import Grad, GradMix, Next, Turn
-from offbeat.live import state
+from offbeat.live import checks, state
 from offbeat.live.board import Board
 from offbeat.live.buckets import STEP_MODULUS, Buckets
+from offbeat.live.equal import equalise, share_beginning
+from offbeat.live.desk import Desk
 from offbeat.live.errors import OffbeatError
 from offbeat.live.flat import Flat
 from offbeat.live.gradient import OwnGradient
@@ -27,12 +29,12 @@ from offbeat.live.transport import Transport
 from offbeat.live.waiting import Waiter
 from offbeat.replica import Replica
 from offbeat.strategy import Strategy
+from offbeat.trace import Trace
 from offbeat.vector import Vec
-from offbeat.version import __version__
 
 
 class Attached(torch.optim.Optimizer):
-    """A torch optimiser whose ``step`` is a strategy's step. It shares ``param_groups`` and ``state`` with the inner one.
+    """A torch optimiser whose ``step`` is a strategy's. It shares ``param_groups`` and ``state`` with the inner one.
 
     ``finish()`` (or the end of a ``with`` block) ends the run on all ranks with equal weights; ``average()`` makes them
     equal in the middle of one.
@@ -50,18 +52,17 @@ class Attached(torch.optim.Optimizer):
         seed: int,
         steps: int | None,
         patience_s: float,
-        owns_default_group: bool,
+        closed: Callable[[], None],
     ) -> None:
         # torch's own __init__ would add the parameters anew; what it sets up is shared with the inner optimiser.
         self.inner, self.strategy = inner, strategy
         self._flat = Flat(model, inner)
         self._board = board
         self._max_norm, self._accumulate = max_norm, accumulate
-        self._owns_default_group = owns_default_group
-        waiter = Waiter(board, patience_s)
-        board.agree(_facts(self._flat, strategy, accumulate))
-        self._transport = Transport(waiter, board.rank, board.size, any(p.is_cuda for p in self._flat.parts))
-        self._share_beginning()
+        self._on_close = closed
+        board.agree(checks.facts(self._flat, strategy, accumulate=accumulate, seed=seed, steps=steps))
+        self._transport = Transport(Waiter(board, patience_s), board, any(p.is_cuda for p in self._flat.parts))
+        share_beginning(self._flat, self._transport)
         self.me = Replica(
             board.rank,
             board.size,
@@ -72,10 +73,11 @@ class Attached(torch.optim.Optimizer):
             seed,
             steps,
         )
-        self._session = Session(strategy, self.me, self._transport)
+        self._desk = Desk(board, patience_s, self._answer_average)
+        self._session = Session(strategy, self.me, self._transport, self._desk)
         self._lazy_buckets: Buckets | None = None
         self._in_step = self._exchanging = self._exchanged = self._callback_waits = False
-        self._backwards = self._averages = 0
+        self._backwards = self._exchanges = self._averages = 0
         self._closed = self._warned = False
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook(k)) for k, p in enumerate(self._flat.params)]
         atexit.register(self._at_exit)
@@ -98,6 +100,7 @@ class Attached(torch.optim.Optimizer):
         return f"{self.strategy} on rank {self.me.rank} of {self.me.size} over {self.inner!r}"
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        self._forget_backwards()
         self.inner.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -111,10 +114,15 @@ class Attached(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The inner optimiser's state and, under "offbeat", the strategy's. Local: nothing is communicated."""
+        if self._desk.is_open:
+            self.me.memory.owed = self._desk.owed()
         return {**self.inner.state_dict(), "offbeat": state.saved(self.strategy, self.me, self._session.resume_from)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up a run where ``state_dict`` left it; load the model's weights before ``attach``."""
+        """Take up a run where ``state_dict`` left it.
+
+        Load this rank's model after ``attach`` too, which gives all ranks the weights of rank 0.
+        """
         rest = dict(state_dict)
         own = rest.pop("offbeat", None)
         self.inner.load_state_dict(rest)
@@ -127,12 +135,17 @@ class Attached(torch.optim.Optimizer):
     @property
     def wait_s(self) -> float:
         """Seconds this worker has spent waiting for the network and the others."""
-        return self._transport.waiter.waited_s
+        return self._transport.waiter.waited_s + self._desk.waited_s
 
     @property
     def wire_bytes(self) -> int:
         """Bytes this worker has sent."""
-        return self._transport.wire_bytes
+        return self._transport.wire_bytes + self._desk.wire_bytes
+
+    @property
+    def trace(self) -> Trace:
+        """The partial rounds this worker took part in: who was fresh, how stale the others were, how long it waited."""
+        return self._desk.trace
 
     def __enter__(self) -> Attached:
         return self
@@ -160,10 +173,11 @@ class Attached(torch.optim.Optimizer):
         return loss
 
     def average(self) -> None:
-        """Make all replicas equal now (weights and buffers), for evaluation or a checkpoint. Every rank must call it."""
+        """Make all replicas equal now (weights and buffers), to evaluate or to save. Every rank must call it."""
         self._refuse_if_closed("average()")
         self._flat.adopt()
         if self.me.size > 1:
+            self._board.reach(self.me.t - 1)  # those without data first take the steps that we took
             self._board.ask_for_average(self._averages)
             self._equalise()
 
@@ -179,6 +193,8 @@ class Attached(torch.optim.Optimizer):
             self._session.start()
             if self._in_step:  # a backward without its step(): the others may have counted on it
                 self._board.reach(self.me.t)
+                if self._exchanges:
+                    self._session.answer(None)
                 self._idle_turn()
             self._board.post_done(self.me.t)
             while self._session.asks is not None:
@@ -187,9 +203,9 @@ class Attached(torch.optim.Optimizer):
                 self._equalise()
                 self._transport.agree_on(torch.zeros(1), dist.ReduceOp.SUM, "the others to finish")
         self._release()
+        self._desk.close()
         self._transport.close()
-        if self._owns_default_group:
-            dist.destroy_process_group()
+        self._on_close()
 
     # A step: begin (first gradient), backward over, step().
 
@@ -219,18 +235,33 @@ class Attached(torch.optim.Optimizer):
         return self.me.size > 1 and isinstance(asks, GradMix) and asks.codec is None
 
     @property
+    def _start(self) -> Callable[[Tensor], dist.Work | None]:
+        """Starts the sum of a bucket among those whom the strategy asks for."""
+        asks = self._session.asks
+        assert isinstance(asks, GradMix)
+        return partial(self._transport.all_reduce, ranks=self._block(asks))
+
+    def _block(self, asks: GradMix) -> tuple[int, ...]:
+        ranks = asks.W.block(self.me.rank)
+        if ranks is None:
+            raise ValueError(f"gradients are averaged among whole groups, not along {asks.W}")
+        return ranks
+
+    @property
     def _buckets(self) -> Buckets:
         if self._lazy_buckets is None:
             self._lazy_buckets = Buckets(self._flat)
         return self._lazy_buckets
 
     def _collect(self, slot: int) -> None:
+        if self._exchanged and not self._callback_waits and not self._buckets.holds(slot):
+            self._forget_backwards()  # model.zero_grad(): the backward before was given up, as GradScaler does
         self._buckets.collect(slot)
         if self._backwards >= self._accumulate - 1:
             if not self._exchanging:
                 self._exchanging = True
                 self._buckets.begin()
-            self._buckets.arrived(slot, self._transport.all_reduce)
+            self._buckets.arrived(slot, self._start)
         if not self._callback_waits:
             self._after_backward()
 
@@ -248,13 +279,14 @@ class Attached(torch.optim.Optimizer):
                 self._exchange(active=True)
 
     def _exchange(self, active: bool) -> int:
-        """Sum what backward left, wait for it, divide. Gradients averaged before stay so: the mean of means is equal."""
+        """Sum what backward left, and divide. What was averaged before stays so: the mean of equal numbers."""
         t = self.me.t
         self._session.next_seq()
-        works = self._buckets.finish(self._transport.all_reduce, t, active)
-        self._transport.waiter.wait(works, t if active else -1, f"the gradients of step {t}")
+        works = self._buckets.finish(self._start, t, active)
+        self._transport.waiter.wait(works, f"the gradients of step {t}")
         count, step = self._buckets.settle(t, active)
         self._exchanging, self._exchanged = False, True
+        self._exchanges += 1
         if not active and count and step == (t - 1) % STEP_MODULUS:
             self._buckets.begin()  # the others exchanged the step before once more (see accumulate)
             return self._exchange(active)
@@ -276,15 +308,10 @@ class Attached(torch.optim.Optimizer):
 
     def _coded_gradient(self, asks: GradMix, active: bool) -> Vec | None:
         assert asks.codec is not None
-        ranks = asks.W.block(self.me.rank)
-        if ranks is None:
-            raise ValueError(f"gradients are averaged among whole groups, not along {asks.W}")
         own = OwnGradient(self._flat) if active else None
         present = torch.tensor([active and p.grad is not None for p in self._flat.params], dtype=torch.uint8)
         key = (self.me.seed, self._session.next_seq())
-        mean, counts = self._transport.coded_gradients(
-            own, present, self._flat.x, asks.codec, ranks, key, self.me.t if active else -1
-        )
+        mean, counts = self._transport.coded_gradients(own, present, self._flat.x, asks.codec, self._block(asks), key)
         if mean is None:
             return None
         self._buckets.g.copy_(mean)
@@ -302,13 +329,18 @@ class Attached(torch.optim.Optimizer):
 
     def _reset_step(self) -> None:
         self._in_step = self._exchanging = self._exchanged = False
-        self._backwards = 0
+        self._backwards = self._exchanges = 0
+
+    def _forget_backwards(self) -> None:
+        """The gradients of this step are thrown away and will be made anew; the step itself stays begun."""
+        if not self._exchanging:
+            self._exchanged, self._backwards = False, 0
 
     def _warn_accumulate(self) -> None:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"accumulate={self._accumulate} was declared, but another number of backward() calls came before step(); "
+                f"accumulate={self._accumulate} was declared, but another number of backward() calls came before step: "
                 "the result is right, but the exchange was not overlapped (attach(…, accumulate=N) declares it)",
                 stacklevel=4,
             )
@@ -316,24 +348,25 @@ class Attached(torch.optim.Optimizer):
     # Without data: answering the others.
 
     def _idle_or_stop(self) -> None:
-        done = self._board.all_done()  # before `reached`: when all are done, what they reached is final
-        reached = self._board.last_reached()
+        if isinstance(self._session.asks, Next) and self._session.asks.alone:
+            self._desk.clerk.finished()
+            self._session.turn(Turn.STOP)
+            return
+        asked = self._board.average_is_asked(self._averages)  # before `reached`: steps before an average come first
+        done, reached = self._board.progress()
         if self.me.t <= reached:
             self._session.turn(Turn.IDLE)
             self._idle_turn()
         elif done:
             self._session.turn(Turn.STOP)
-        elif self._board.average_is_asked(self._averages):
+        elif asked:
             self._equalise()
         else:
             self._transport.waiter.until(self._something_to_do, "the others to finish")
 
     def _something_to_do(self) -> bool:
-        return (
-            self._board.all_done()
-            or self.me.t <= self._board.last_reached()
-            or self._board.average_is_asked(self._averages)
-        )
+        done, reached = self._board.progress()
+        return done or self.me.t <= reached or self._board.average_is_asked(self._averages)
 
     def _idle_turn(self) -> None:
         """Run one step without a gradient of our own."""
@@ -351,28 +384,20 @@ class Attached(torch.optim.Optimizer):
 
     # Beginning and ending.
 
-    def _share_beginning(self) -> None:
-        """Rank 0's parameters and buffers for all, as DDP does."""
-        with torch.no_grad():
-            for tensor in (*self._flat.parts, *self._flat.buffers.parts, *self._flat.frozen, *self._flat.counting):
-                self._transport.broadcast(tensor.data)
+    def _answer_average(self) -> None:
+        """While resting: take part in an average that the others ask for."""
+        if self._board.average_is_asked(self._averages):
+            self._equalise()
 
     def _equalise(self) -> None:
-        """Replicas that are equal already stay untouched: the mean of equal numbers may round."""
         self._averages += 1
-        flat = (*self._flat.parts, *self._flat.buffers.parts)
-        digest = hashlib.sha256()
-        for tensor in flat:
-            digest.update(tensor.detach().cpu().view(torch.uint8).numpy().data)
-        number = int.from_bytes(digest.digest()[:7], "big")
-        both = self._transport.agree_on(torch.tensor([number, -number]), dist.ReduceOp.MAX, "the others' weights")
-        with torch.no_grad():
-            if int(both[0]) != -int(both[1]):
-                for tensor in flat:
-                    total = self._transport.agree_on(_wide(tensor), dist.ReduceOp.SUM, "the others' weights")
-                    tensor.copy_(total.div_(self.me.size))
-            for counter in self._flat.counting:
-                counter.copy_(self._transport.agree_on(counter.long(), dist.ReduceOp.MAX, "the others' buffers"))
+        if self._session.asks is not None:  # in the middle of a run
+            self._desk.align(self._largest)
+        equalise(self._flat, self._transport)
+
+    def _largest(self, number: int) -> int:
+        agreed = self._transport.agree_on(torch.tensor([number]), dist.ReduceOp.MAX, "the others to stand still")
+        return int(agreed.item())
 
     def _release(self) -> None:
         self._closed = True
@@ -385,12 +410,11 @@ class Attached(torch.optim.Optimizer):
         if self._closed:
             return
         self._release()
+        self._desk.abandon()
         self._transport.park()
         if self.me.size > 1:
-            try:
+            with suppress(RuntimeError):  # the store is gone, and with it everyone who could read the message
                 self._board.fail(message)
-            except RuntimeError:
-                pass  # the store is gone, and with it everyone who could read the message
 
     def _at_exit(self) -> None:
         error = getattr(sys, "last_value", None)
@@ -399,35 +423,3 @@ class Attached(torch.optim.Optimizer):
     def _refuse_if_closed(self, what: str) -> None:
         if self._closed:
             raise OffbeatError(f"{what} came after the run was ended; attach the optimizer again to go on")
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def _facts(flat: Flat, strategy: Strategy, accumulate: int) -> dict[str, str]:
-    return {
-        "Offbeat version": __version__,
-        "torch version": torch.__version__,
-        "strategy": str(strategy),
-        "accumulate": str(accumulate),
-        "parameters": flat.facts(),
-    }
-
-
-def check_optimizer(inner: object, model: object, strategy: object) -> None:
-    """Sentences for what cannot be attached."""
-    if not isinstance(inner, torch.optim.Optimizer) or not isinstance(model, nn.Module):
-        raise TypeError(
-            f"attach takes (optimizer, model, strategy), but got ({type(inner).__name__}, {type(model).__name__}, …)"
-        )
-    if isinstance(inner, Attached):
-        raise ValueError(f"this optimizer is attached already, with {inner.strategy}; attach the inner one only once")
-    if not isinstance(strategy, Strategy):
-        raise TypeError(f"{strategy!r} is not a strategy; use one such as ob.local_sgd(period=8)")
-    closure = inspect.signature(inner.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise ValueError(
-            f"{type(inner).__name__} needs a closure: it evaluates the loss inside its step, where no exchange can happen; "
-            "use an optimizer whose step() needs none, such as SGD or AdamW"
-        )

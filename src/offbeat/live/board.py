@@ -69,6 +69,15 @@ class Board:
 
     # Failure.
 
+    def publish(self, name: str, text: str) -> None:
+        """A fact under a name of its own."""
+        self._store.set(f"fact/{name}", text)
+
+    def published(self, name: str) -> str | None:
+        """That fact, if it has been published."""
+        key = f"fact/{name}"
+        return self._store.get(key).decode() if self._store.check([key]) else None
+
     def fail(self, message: str, lost: bool = False) -> None:
         """Tell everyone that this worker has failed, or that it has ``lost`` another; the first message stays."""
         notice = json.dumps([self.rank, message[:4000], lost])
@@ -84,7 +93,7 @@ class Board:
                 raise PeerFailed(f"rank {rank} failed: {message}")
 
     def lost(self, when: str) -> PeerFailed:
-        """The error for a peer that vanished without a word. Whoever is alive answers a roll call; the rest are named."""
+        """The error for a peer that vanished without a word: the living answer a roll call, the others are named."""
         try:
             self._store.set(f"alive/{self.rank}", "1")
             start, silent = time.monotonic(), list(range(self.size))

@@ -80,13 +80,19 @@ class Buckets:
         self._started = 0
         self._under_way = []
 
+    def holds(self, slot: int) -> bool:
+        """Whether the gradient of parameter ``slot`` lies in flat memory."""
+        grad = self._flat.params[slot].grad
+        return grad is not None and grad.layout == torch.strided and grad.data_ptr() == self.views[slot].data_ptr()
+
     def collect(self, slot: int) -> None:
         """Parameter ``slot`` has its gradient: put it into flat memory if it is not there yet."""
         p, view = self._flat.params[slot], self.views[slot]
-        grad = p.grad
-        assert grad is not None
-        if grad.data_ptr() != view.data_ptr():
-            view.copy_(grad)
+        assert p.grad is not None
+        if p.grad.layout != torch.strided:
+            raise OffbeatError(f"the gradient of {self._flat.names[slot]} is sparse; make its layer's gradients dense")
+        if not self.holds(slot):
+            view.copy_(p.grad)
             p.grad = view
 
     def arrived(self, slot: int, start: Start) -> None:
@@ -132,6 +138,7 @@ class Buckets:
         head = self._under_way[-1][2][: self._tail_length].tolist()
         count, steps = round(head[0]), head[1]
         if count == 0:
+            self._under_way = []
             return 0, t
         step = steps / count
         if active and step != t % STEP_MODULUS:
@@ -139,11 +146,11 @@ class Buckets:
                 f"the workers are in different steps: this one is in step {t}, the others are not; "
                 "every rank must call backward() equally often between two step()s"
             )
-        for work, bucket, travelled in self._under_way:
+        for _, bucket, travelled in self._under_way:
             shift = self._tail_length if bucket.part == 0 else 0
             home = self._storage[bucket.part][bucket.lo + shift : bucket.hi + shift]
             torch.div(travelled[travelled.numel() - home.numel() :], count, out=home)
-            del work
+        self._under_way = []
         self.present(head[2:])
         return count, round(step)
 

@@ -1,7 +1,7 @@
 """A user's model in flat memory: its parameters and buffers become views of a few long tensors.
 
-Nothing is flattened per step. User code may break a view (by assigning ``p.data``): that is noticed when a step begins,
-and the new values are taken over.
+Nothing is flattened per step. User code may break a view (by assigning ``p.data``, or a new tensor to a buffer): that
+is noticed when a step begins, and the new values are taken over.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.layout import Layout
+from offbeat.live.errors import OffbeatError
 from offbeat.vector import Vec
 
 
@@ -26,10 +27,8 @@ class Flat:
                     known.add(id(p))
         self.names = [n for n, p in named.items() if p.requires_grad]
         self.params = [p for p in named.values() if p.requires_grad]
-        self.frozen = [p for p in named.values() if not p.requires_grad]
-        self._buffers = [(n, b) for n, b in model.named_buffers() if b is not None]
-        self.floating = [b for _, b in self._buffers if b.is_floating_point()]
-        self.counting = [b for _, b in self._buffers if not b.is_floating_point()]
+        self._frozen = {n: p for n, p in named.items() if not p.requires_grad}
+        self._homes = _buffer_homes(model)
         if not self.params:
             raise ValueError("the model has no trainable parameters; attach an optimizer to a model that can learn")
         self._check_kinds(named)
@@ -37,40 +36,79 @@ class Flat:
         self.parts = self.layout.empty()
         self.views = self.layout.views(self.parts)
         self.x = Vec(self.parts)
-        self._buffer_layout = Layout.of(((n, b) for n, b in self._buffers if b.is_floating_point()), keep_strides=True)
-        self._buffer_parts = self._buffer_layout.empty()
-        self._buffer_views = self._buffer_layout.views(self._buffer_parts)
-        self.buffers = Vec(self._buffer_parts)
+        floating = [(n, b) for n, b in self._buffers.items() if b.is_floating_point()]
+        self._floating = [n for n, _ in floating]
+        layout = Layout.of(floating, keep_strides=True)
+        parts = layout.empty()
+        self._buffer_views = layout.views(parts)
+        self.buffers = Vec(parts)
         self.adopt()
+
+    @property
+    def _buffers(self) -> dict[str, Tensor]:
+        """The buffers of now: modules may put new tensors in their place."""
+        held = {name: module._buffers[key] for name, (module, key) in self._homes.items()}
+        return {name: buffer for name, buffer in held.items() if buffer is not None}
+
+    @property
+    def frozen(self) -> list[nn.Parameter]:
+        """Parameters that do not learn."""
+        return list(self._frozen.values())
+
+    @property
+    def other_buffers(self) -> list[Tensor]:
+        """Buffers that are not floating point."""
+        return [b for b in self._buffers.values() if not b.is_floating_point()]
 
     @staticmethod
     def _check_kinds(named: dict[str, nn.Parameter]) -> None:
         for name, p in named.items():
             if p.requires_grad and not p.is_floating_point():
                 raise ValueError(f"parameter {name} is {p.dtype}; only real floating point parameters can be averaged")
-            if p.is_sparse or p.layout != torch.strided:
+            if p.layout != torch.strided:
                 raise ValueError(f"parameter {name} is {p.layout}; make it a dense tensor")
 
     def adopt(self) -> None:
         """Make every parameter and floating buffer a view again, keeping its values."""
         with torch.no_grad():
-            _adopt(self.params, self.views)
-            _adopt(self.floating, self._buffer_views)
+            for name, p, view in zip(self.names, self.params, self.views, strict=True):
+                _adopt(f"parameter {name}", p, view)
+            if self._floating:
+                buffers = self._buffers
+                for name, view in zip(self._floating, self._buffer_views, strict=True):
+                    if name in buffers:
+                        _adopt(f"buffer {name}", buffers[name], view)
 
     def facts(self) -> str:
-        """Names, shapes and dtypes of everything that must be the same on all ranks, one a line."""
-        rows = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in zip(self.names, self.params, strict=True)]
-        return "\n".join(rows + [f"{n} {tuple(b.shape)} {b.dtype} (buffer)" for n, b in self._buffers])
+        """Names, shapes and kinds of everything that must be the same on all ranks, one a line."""
+        rows = [_fact(n, p) for n, p in zip(self.names, self.params, strict=True)]
+        rows += [f"{_fact(n, p)} (frozen)" for n, p in self._frozen.items()]
+        return "\n".join(rows + [f"{_fact(n, b)} (buffer)" for n, b in self._buffers.items()])
 
 
-def _adopt(tensors: list[Tensor] | list[nn.Parameter], views: list[Tensor]) -> None:
-    for tensor, view in zip(tensors, views, strict=True):
-        if tensor.data_ptr() == view.data_ptr() and tensor.dtype == view.dtype:
-            continue
-        if tensor.dtype != view.dtype or tensor.device != view.device or tensor.shape != view.shape:
-            raise RuntimeError(
-                f"a parameter of shape {tuple(view.shape)} was {view.dtype} on {view.device} when it was attached and is now "
-                f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}; convert the model before attach"
-            )
-        view.copy_(tensor.detach())
+def _buffer_homes(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+    """Where each buffer lives, by name; one that several modules share is listed once."""
+    homes, seen = {}, set[int]()
+    for prefix, module in model.named_modules():
+        for key, buffer in module._buffers.items():
+            if buffer is not None and id(buffer) not in seen:
+                seen.add(id(buffer))
+                homes[f"{prefix}.{key}" if prefix else key] = (module, key)
+    return homes
+
+
+def _fact(name: str, tensor: Tensor) -> str:
+    order = "" if tensor.is_contiguous() else f" strides {tensor.stride()}"
+    return f"{name} {tuple(tensor.shape)} {tensor.dtype} {tensor.device.type}{order}"
+
+
+def _adopt(name: str, tensor: Tensor, view: Tensor) -> None:
+    if tensor.dtype != view.dtype or tensor.device != view.device or tensor.shape != view.shape:
+        raise OffbeatError(
+            f"{name} was {tuple(view.shape)} {view.dtype} on {view.device} when it was attached and is now "
+            f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}; convert the model before attach"
+        )
+    if tensor.data_ptr() != view.data_ptr() or tensor.stride() != view.stride():
+        # Through a copy: what the user assigned may be another view of the very same memory.
+        view.copy_(tensor.detach().clone())
         tensor.data = view

@@ -12,6 +12,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
@@ -141,7 +142,8 @@ def _quiet() -> Iterator[None]:
     loggers = [
         logger
         for name, logger in logging.root.manager.loggerDict.items()
-        if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")) and isinstance(logger, logging.Logger)
+        if name.startswith(("torch.distributed.elastic", "torch.multiprocessing"))
+        and isinstance(logger, logging.Logger)
     ]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -164,6 +166,7 @@ def _signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # handlers belong to the main thread, and elastic leaves them alone here
         return
+    resource_tracker.ensure_running()  # multiprocessing starts it with the first process, and unblocks SIGINT for it
     handlers = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -2,7 +2,7 @@
 
 The coroutine runs until it asks for something only the user's loop can give (the next step, a gradient) and is left
 hanging there. A step has three moments: the first gradient of its backward appears (``begin``), backward is over, and
-the user calls ``optimizer.step()``. There is one thread.
+the user calls ``optimizer.step()``. All of this is one thread; a channel has a clerk with another (see ``Desk``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
-from offbeat.effects import Begin, Effect, Finish, Grad, GradMix, Mix, Next, Turn, not_ours
+from offbeat.effects import Begin, Effect, Finish, Grad, GradMix, Mix, Next, Offer, Open, Rest, Turn, not_ours
+from offbeat.live.desk import Desk
+from offbeat.live.errors import OffbeatError
 from offbeat.live.transport import Sent, Transport
 from offbeat.replica import Replica
 from offbeat.strategy import Strategy
@@ -20,8 +22,8 @@ from offbeat.vector import Vec
 class Session:
     """Answers one strategy's requests on this process."""
 
-    def __init__(self, strategy: Strategy, me: Replica, transport: Transport) -> None:
-        self._strategy, self.me, self._transport = strategy, me, transport
+    def __init__(self, strategy: Strategy, me: Replica, transport: Transport, desk: Desk) -> None:
+        self._strategy, self.me, self._transport, self._desk = strategy, me, transport, desk
         self._coroutine: Coroutine[Effect[Any], Any, None] | None = None
         self._seq = 0
         self._in_flight = 0
@@ -36,6 +38,8 @@ class Session:
 
     def restart(self, exchanges: int) -> None:
         """Forget the coroutine: its memory was replaced, and it will start anew from there."""
+        if self._desk.is_open:
+            raise OffbeatError("load_state_dict() came after the first step; load the state right after attach")
         if self._coroutine is not None:
             self._coroutine.close()
         self._coroutine, self.asks, self._seq, self._in_flight = None, None, exchanges, 0
@@ -77,6 +81,12 @@ class Session:
         if isinstance(effect, Finish) and isinstance(effect.ticket, Sent):
             self._in_flight -= 1
             return self.wait(effect.ticket)
+        if isinstance(effect, Open):
+            return self._desk.open(effect, self.me)
+        if isinstance(effect, Offer):
+            return self._desk.clerk.offer(effect.x, effect.t)
+        if isinstance(effect, Rest):
+            return self._desk.rest(effect.x)
         raise not_ours(effect)
 
     def post(self, effect: Mix) -> Sent:

@@ -24,7 +24,9 @@ def saved(strategy: Strategy, me: Replica, exchanges: int) -> dict[str, Any]:
 def restore(own: dict[str, Any], strategy: Strategy, me: Replica) -> int:
     """Put a saved memory back; refuse one of another strategy. Answers the number of the next exchange."""
     if own["strategy"] != str(strategy):
-        raise ValueError(f"the state belongs to {own['strategy']}, but {strategy} is attached; attach the same strategy")
+        raise ValueError(
+            f"the state belongs to {own['strategy']}, but {strategy} is attached; attach the same strategy"
+        )
     me.t = int(own["step"])
     vars(me.memory).clear()
     for name, value in own["memory"].items():
@@ -39,7 +41,9 @@ def _plain(value: Any) -> Any:
         return [_plain(v) for v in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(f"a strategy remembers {value!r}, which cannot be saved; use numbers, None, vectors, lists of these")
+    raise TypeError(
+        f"a strategy remembers {value!r}, which cannot be saved; use numbers, None, vectors, lists of these"
+    )
 
 
 def _live(value: Any, me: Replica) -> Any:

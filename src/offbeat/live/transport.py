@@ -138,7 +138,8 @@ class Transport:
             return None
         self.wire_bytes += 2 * (len(ranks) - 1) * tensor.numel() * tensor.element_size() // len(ranks)
         if tensor.is_cuda and self._nccl is not None and ranks == self._everyone:
-            return dist.all_reduce(tensor, group=self._nccl, async_op=True)
+            work: dist.Work = dist.all_reduce(tensor, group=self._nccl, async_op=True)
+            return work
         return self._group(ranks).all_reduce(tensor)
 
     def _group(self, ranks: tuple[int, ...]) -> Group:

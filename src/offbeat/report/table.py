@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from offbeat.units import format_bytes, format_seconds
+from offbeat.units import format_bytes
 
 __all__ = ["Record", "runs_table"]
 
@@ -52,16 +52,17 @@ class Record:
 
 
 def runs_table(records: Sequence[Record], heading: str = "") -> RenderableType:
-    """A table of runs under a line that says what they have in common. Times are compared with the first run's."""
+    """A table of runs under lines that say what they have in common. Times are compared with the first run's."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("strategy", overflow="fold")
     several = len(records) > 1
     for name in ("time", *(["speed-up"] if several else []), "waiting", "bytes sent", "loss", "accuracy"):
         table.add_column(name, justify="right", no_wrap=True)
-    for record in records:
+    times = _times([record.seconds for record in records])
+    for record, time in zip(records, times, strict=True):
         table.add_row(
             Text(record.label),
-            format_seconds(record.seconds),
+            time,
             *([_speed_up(records[0].seconds, record.seconds)] if several else []),
             f"{record.wait_fraction:.1%}",
             format_bytes(record.wire_bytes),
@@ -71,9 +72,12 @@ def runs_table(records: Sequence[Record], heading: str = "") -> RenderableType:
     return Group(Text(heading, style="dim"), table) if heading else table
 
 
-def show(records: Sequence[Record], heading: str = "", console: Console | None = None) -> None:
-    """Print the table."""
-    (console or Console()).print(runs_table(records, heading))
+def _times(seconds: Sequence[float]) -> list[str]:
+    """All in the unit that suits the longest: 84.1 s beside 1.3 min would have to be converted to be compared."""
+    longest = max(seconds, default=0.0)
+    units = (("h", 3600.0, 7200.0), ("min", 60.0, 600.0), ("s", 1.0, 1.0), ("ms", 1e-3, 1e-3), ("µs", 1e-6, 0.0))
+    name, unit = next((name, unit) for name, unit, least in units if longest >= least)
+    return [f"{value / unit:.3g} {name}" for value in seconds]
 
 
 def _speed_up(first_s: float, seconds: float) -> str:

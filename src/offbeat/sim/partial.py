@@ -7,6 +7,7 @@ still on its way are in time.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,7 +32,6 @@ class _Seat:
     tray: Tray
     place: Place
     results: dict[int, tuple[Vec, Snapshot, bool, int]] = field(default_factory=dict)
-    busy_until_s: float = 0.0
     resting: bool = False
     wanted: int = 0  # results that must be there before `wake` is called
     wake: Callable[[], None] | None = None
@@ -52,6 +52,8 @@ class Partial:
         self._news_s = math.ceil(math.log2(size)) * network.latency(0, size - 1) if size > 1 else 0.0
         self._started_by = 0
         self._in_flight = 0
+        self._notes: dict[int, list[tuple[dict[int, Snapshot], dict[int, float]]]] = {}
+        self._known: list[tuple[int, tuple[int, ...], int]] = []  # (round, block, started by) not under way yet
         self._flushed = False
 
     def open(self, me: Replica, x: Vec | None) -> None:
@@ -110,7 +112,7 @@ class Partial:
         """The next result, or None when nothing more can come."""
         seat = self.seats[rank]
         if x is not None:
-            seat.tray.deposit(x, Piece(seat.me.t, seat.place.taken))
+            seat.tray.deposit(x, Piece(-1, seat.place.taken))
             self.referee.renewed(rank, seat.place.taken)
         seat.resting = True
 
@@ -147,7 +149,10 @@ class Partial:
     def _start(self, rank: int, versions: list[int]) -> None:
         for version in versions:
             self._in_flight += 1
-            self._env.timeout(self._news_s).callbacks.append(lambda _, v=version: self._activated(v, rank))
+            self._after(self._news_s, functools.partial(self._activated, version, rank))
+
+    def _after(self, seconds: float, go: Callable[[], None]) -> None:
+        self._env.timeout(seconds).callbacks.append(lambda _: go())
 
     def _activated(self, version: int, started_by: int) -> None:
         W = self.channel.whom(version)
@@ -161,22 +166,30 @@ class Partial:
                     raise ValueError(f"partial rounds average within groups, but round {version} mixes along {W}")
                 blocks.add(block)
         self._in_flight += len(blocks) - 1
-        for ranks in sorted(blocks):
-            free_s = max(self.seats[r].busy_until_s for r in ranks)
-            delay = max(0.0, free_s - self._env.now)
-            self._env.timeout(delay).callbacks.append(lambda _, b=ranks: self._snapshot(version, b, started_by))
+        self._known += [(version, ranks, started_by) for ranks in sorted(blocks)]
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin what is known and whose clerks are all through with the round before.
+
+        Blocks differ in size, so one may be through with round v while another, whose clerks it needs in round v + 1,
+        has not even begun v. A clerk that went by the clock alone could then run the two in the wrong order.
+        """
+        waiting, self._known = self._known, []
+        for version, ranks, started_by in waiting:
+            if all(self.seats[r].place.results == version for r in ranks):
+                self._snapshot(version, ranks, started_by)
+            else:
+                self._known.append((version, ranks, started_by))
 
     def _snapshot(self, version: int, ranks: tuple[int, ...], started_by: int) -> None:
         shots = {}
         for r in ranks:
-            tray = self.seats[r].tray
-            shots[r] = tray.snapshot(version, bool(tray.pieces) and self._made_for(tray.pieces[-1], version))
+            seat = self.seats[r]
+            pieces = seat.tray.pieces
+            made_for_it = bool(pieces) and seat.place.made_for(version, pieces[-1].base)
+            shots[r] = seat.tray.snapshot(version, made_for_it)
         self._collect(version, ranks, shots, started_by)
-
-    def _made_for(self, piece: Piece, version: int) -> bool:
-        if self.channel.rules.catch_up == "every_step":
-            return piece.step == version
-        return version - piece.base <= self.channel.rules.late
 
     def _collect(self, version: int, ranks: tuple[int, ...], shots: dict[int, Snapshot], started_by: int) -> None:
         codec, me = self.channel.codec, self.seats[0].me
@@ -193,9 +206,7 @@ class Partial:
             vecs = [(r, coded(v, codec, (me.seed, r, version))) for r, v in vecs]
         divisor = len(ranks) if self.channel.rules.absent == "last" else self._size
         value = mean([v for _, v in vecs], divisor) if vecs else like.zeros_like()
-        for r in ranks:
-            self.seats[r].busy_until_s = self._env.now + seconds
-        self._env.timeout(seconds).callbacks.append(lambda _: self._deliver(version, ranks, shots, value, started_by))
+        self._after(seconds, lambda: self._deliver(version, ranks, shots, value, started_by))
 
     def _deliver(
         self, version: int, ranks: tuple[int, ...], shots: dict[int, Snapshot], value: Vec, started_by: int
@@ -210,6 +221,7 @@ class Partial:
             self._in_flight -= 1
         for r in ranks:
             self._call(self.seats[r])
+        self._go_on()  # after the calls: a worker without data answers with what it holds now
         self._maybe_flush()
 
     def _call(self, seat: _Seat) -> None:
@@ -218,16 +230,21 @@ class Partial:
             wake()
 
     def _record(self, version: int, ranks: tuple[int, ...], shots: dict[int, Snapshot], started_by: int) -> None:
+        """One record a round, written when the last of its blocks is through (which is in the order of the rounds)."""
         now = self._env.now
         waited = {r: now - self.seats[r].waits_since.pop(version, now) for r in ranks}
         if not self._trace.keep_rounds:
             return
-        staleness = {r: s for r in ranks if (s := shots[r].staleness(version)) is not None}
-        if self.channel.rules.catch_up == "every_step":
-            fresh = tuple(r for r in ranks if any(p.step == version for p in shots[r].pieces))
-        else:
-            fresh = tuple(r for r, s in staleness.items() if s == 0)
-        self._trace.rounds.append(Round(version, started_by, fresh, staleness, waited, self._env.now))
+        notes = self._notes.setdefault(version, [])
+        notes.append((shots, waited))
+        if sum(len(of_block) for of_block, _ in notes) < self._size:
+            return
+        del self._notes[version]
+        every = sorted(((r, shot) for of_block, _ in notes for r, shot in of_block.items()), key=lambda pair: pair[0])
+        staleness = {r: s for r, shot in every if (s := shot.staleness(version)) is not None}
+        fresh = tuple(r for r, shot in every if shot.fresh(version, self.channel.rules.catch_up))
+        waited_s = dict(sorted((r, s) for _, of_block in notes for r, s in of_block.items()))
+        self._trace.rounds.append(Round(version, started_by, fresh, staleness, waited_s, now))
 
     @property
     def lost(self) -> list[tuple[int, int]]:
@@ -237,7 +254,7 @@ class Partial:
     def who_waits(self) -> dict[int, str]:
         """For each waiting worker, the round it waits for."""
         return {
-            r: f"for the result of round {s.wanted - 1} of {self.channel.name!r}, of which {self.referee.started} started"
+            r: f"for round {s.wanted - 1} of {self.channel.name!r}, of which {self.referee.started} have started"
             for r, s in self.seats.items()
             if s.wake is not None
         }

@@ -70,7 +70,7 @@ def diloco(
 ) -> Strategy:
     """An outer Nesterov step on the workers' mean displacement every ``period`` steps.
 
-    Streaming: ``fragments`` pieces in turn, each sent ``overlap`` steps ahead; the local copy keeps the share ``merge``.
+    Streaming: ``fragments`` pieces in turn, each sent ``overlap`` steps ahead; the local copy keeps a share ``merge``.
 
     Example: ``ob.diloco(period=100, fragments=4, overlap=5, merge=0.5, codec=ob.codec.qsgd(4))``
     """

@@ -18,7 +18,7 @@ from typing import Literal
 
 from offbeat import topology, waiting
 from offbeat.codec import Codec
-from offbeat.effects import Channel, Grad, Open
+from offbeat.effects import Channel, Got, Grad, Open
 from offbeat.paper import Axes, Paper
 from offbeat.replica import Replica
 from offbeat.rounds import CatchUp
@@ -65,16 +65,17 @@ def eager(
     how = rules("eager", waiting.rule(wait), stale, sync_every, "sync_every", catch_up, sync, staleness, late)
 
     async def body(me: Replica) -> None:
-        partial = Channel("eager", topology.everyone(me.size), how, codec)
-        await Open(partial, None)
+        def update(results: list[Got]) -> None:
+            for got in results if apply == "queue" else results[-1:]:
+                me.step(got.value)
+
+        partial = Channel("eager", topology.everyone(me.size), how, update, codec)
+        await Open(partial, me.recall(owed=None).owed)
         async for t in me.own_steps():
-            g = await Grad()
-            assert g is not None, "own steps have data"
-            got = await partial.mix(g, t)
-            for result in got if apply == "queue" else got[-1:]:
-                me.step(result.value)
-        async for result in partial.rest(lambda: None):
-            me.step(result.value)
+            if (g := await Grad()) is not None:
+                update(await partial.mix(g, t))
+        async for got in partial.rest(lambda: None):
+            update([got])
 
     return Strategy(
         PAPER,

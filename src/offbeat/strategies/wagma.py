@@ -74,7 +74,6 @@ def wagma(
     how = rules("wagma", waiting.rule(wait), "last", tau, "tau", catch_up, sync, staleness, late)
 
     async def body(me: Replica) -> None:
-        partial = Channel("wagma", topology.groups(me.size, group), how, codec)
         # With a codec the displacement from the common beginning travels. (A nearer anchor, such as the last full
         # average, would be wrong: an absent worker's tray may still hold a displacement from an older one.)
         mem = me.recall(anchor=me.x.clone() if codec else None)
@@ -82,7 +81,10 @@ def wagma(
         def mine() -> Vec:
             return me.x if codec is None else me.x - mem.anchor
 
-        def merge(got: Got) -> None:
+        def merge(results: list[Got]) -> None:
+            if not results:
+                return
+            got = results[-1]
             S, mean = got.count, got.value if codec is None else mem.anchor + got.value
             if late and got.fresh and got.sent is not None:
                 me.x.add_(got.value - got.sent)
@@ -91,14 +93,13 @@ def wagma(
             elif S > 1:
                 me.x.copy_((mean * float(S) + me.x) / (S + 1.0))
 
+        partial = Channel("wagma", topology.groups(me.size, group), how, merge, codec)
         await Open(partial, mine())
         async for t in me.own_steps():
             me.step(await Grad())
-            got = await partial.mix(mine(), t)
-            if got:
-                merge(got[-1])
-        async for result in partial.rest(mine):
-            merge(result)
+            merge(await partial.mix(mine(), t))
+        async for got in partial.rest(mine):
+            merge([got])
 
     return Strategy(
         PAPER,

@@ -1,0 +1,83 @@
+"""The command line: ``offbeat``. It reads words, runs things, prints tables; what it calls is the public library."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from offbeat.cli.methods import cite, list_methods
+from offbeat.cli.running import compare, simulate, train
+from offbeat.live import OffbeatError
+from offbeat.sim import Deadlock
+from offbeat.version import __version__
+
+__all__ = ["app", "main"]
+
+WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("list")(list_methods)
+app.command("cite")(cite)
+app.command("simulate")(simulate)
+app.command("train")(train)
+app.command("compare")(compare)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"offbeat {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def offbeat(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Train PyTorch models on many workers without marching in step.
+
+    Start with `offbeat compare --delay "2 ranks 320ms"`: it shows in virtual time what stragglers cost, and who
+    avoids it. `offbeat list` names the methods; `--live` and `offbeat train` use real processes.
+
+    Times, rates and sizes carry units: 320ms, 50us, 10Gbps, 25.6M.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; answers its exit code: 0, 1 for a run that failed, 2 for wrong input, 130 after Ctrl-C."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = app(given or ["--help"], prog_name="offbeat", standalone_mode=False)
+    except ValueError as error:
+        return _say(str(error), WRONG_INPUT)
+    except (OffbeatError, Deadlock, BrokenPipeError, OSError) as error:
+        if isinstance(error, BrokenPipeError):  # the reader of our output has left, as `head` does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return FAILED
+        return _say(str(error), FAILED)
+    except (KeyboardInterrupt, typer.Abort):
+        return _say("interrupted", INTERRUPTED)
+    except Exception as error:
+        usage = getattr(error, "format_message", None)  # typer's own, whichever click it carries
+        if usage is None:
+            raise
+        words = str(usage()).rstrip(".")
+        return _say(f"{words[:1].lower()}{words[1:]}; see offbeat --help, or --help after a command", WRONG_INPUT)
+    if code == INTERRUPTED:
+        return _say("interrupted", INTERRUPTED)
+    return code if isinstance(code, int) else 0
+
+
+def _say(sentence: str, code: int) -> int:
+    print(f"offbeat: {sentence}", file=sys.stderr)
+    return code

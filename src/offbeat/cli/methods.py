@@ -1,0 +1,103 @@
+"""``offbeat list`` and ``offbeat cite``: the methods and their papers, made from the cards."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from offbeat.cli.options import Json, check_json
+from offbeat.cli.output import write_json
+from offbeat.cli.settings import defaults, plain, shown
+from offbeat.paper import Paper
+from offbeat.strategies import STRATEGIES, strategy
+
+
+def list_methods(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One method, in full.")] = None,
+    json: Json = None,
+) -> None:
+    """The methods: what travels, when, to whom, and who is waited for. With a NAME: its whole card.
+
+    Examples: `offbeat list`, `offbeat list local_sgd`
+    """
+    check_json(json)
+    if name is None:
+        _table(list(STRATEGIES))
+    else:
+        strategy(name)  # raises the sentence that names those there are
+        _card(name)
+    if json is not None:
+        _write(json, list(STRATEGIES) if name is None else [name])
+
+
+def cite(name: Annotated[str, typer.Argument(metavar="NAME", help="A method, as offbeat list names it.")]) -> None:
+    """The reference of a method, as BibTeX on stdout.
+
+    Example: `offbeat cite dasgd >> references.bib`
+    """
+    print(strategy(name).paper.bibtex())
+
+
+def _table(names: list[str]) -> None:
+    console = Console()
+    gap = 2 if console.width >= 110 else 1
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
+    table.add_column("name", no_wrap=True, style="bold")
+    for column in ("what", "when", "whom", "waits for"):
+        table.add_column(column, min_width=12 if column == "what" else None)
+    table.add_column("paper", min_width=11)
+    table.add_column("year", no_wrap=True, min_width=4)
+    for name in names:
+        paper = STRATEGIES[name].paper
+        axes = paper.axes
+        source = paper.title if console.width >= 150 else _first_author(paper, et_al=console.width >= 110)
+        table.add_row(name, axes.what, axes.when, axes.whom, axes.wait, source, str(paper.year))
+    console.print(table)
+    console.print(Text("\noffbeat list NAME shows a method in full, offbeat cite NAME its reference.", style="dim"))
+
+
+def _card(name: str) -> None:
+    paper, axes = STRATEGIES[name].paper, STRATEGIES[name].paper.axes
+    settings = ", ".join(f"{key}={shown(value)}" for key, value in defaults(name).items())
+    rows = [
+        ("in short", paper.summary),
+        ("settings", settings or "none"),
+        ("what", axes.what),
+        ("when", axes.when),
+        ("whom", axes.whom),
+        ("waits for", axes.wait),
+        ("applied", f"{axes.late}, {axes.merge}"),
+        ("helps", paper.helps),
+        ("hurts", paper.hurts),
+        ("laws", "\n".join(paper.laws)),
+        ("departures", paper.departures),
+        ("paper", f"{paper.title}. {paper.authors}. {paper.venue}, {paper.year}"),
+    ]
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column()
+    for key, text in rows:
+        grid.add_row(key, Text(text))
+    console = Console()
+    console.print(Text.assemble((name, "bold"), f"  {paper.full_name}"))
+    console.print(grid)
+
+
+def _first_author(paper: Paper, et_al: bool) -> str:
+    authors = paper.authors.split(" and ")
+    family = authors[0].split(",")[0]
+    return f"{family} et al." if et_al and len(authors) > 1 else family
+
+
+def _write(path: Path, names: list[str]) -> None:
+    methods = []
+    for name in names:
+        card = dataclasses.asdict(STRATEGIES[name].paper)
+        methods.append({**card, "settings": {key: plain(value) for key, value in defaults(name).items()}})
+    write_json(path, {"methods": methods})

@@ -1,0 +1,291 @@
+"""``offbeat simulate``, ``train`` and ``compare``: runs, one after the other, and the table they make."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from offbeat import delays
+from offbeat.cli.options import (
+    Algorithm,
+    Bandwidth,
+    CodecName,
+    Compute,
+    Delay,
+    Json,
+    Latency,
+    LiveCompute,
+    LiveTaskName,
+    Parameters,
+    Samples,
+    Scene,
+    Seed,
+    Settings,
+    Steps,
+    StrategyName,
+    TaskName,
+    VirtualTime,
+    Workers,
+    check_json,
+    read_scene,
+)
+from offbeat.cli.output import show
+from offbeat.cli.progress import Meter, meters
+from offbeat.cli.settings import label, plain_settings, read_strategy
+from offbeat.live.launch import launch
+from offbeat.live.worker import Job, LiveRun, joined, take_part
+from offbeat.report.table import Record
+from offbeat.sim import Run
+from offbeat.sim import simulate as run_simulation
+from offbeat.strategy import Strategy
+
+USUAL = ("allreduce", "local_sgd", "adaptive", "dasgd")
+
+OneRun = Callable[[Strategy, Scene, Meter], Run | LiveRun | None]
+
+
+def simulate(
+    strategy: StrategyName,
+    workers: Workers = None,
+    steps: Steps = None,
+    samples: Samples = None,
+    seconds: VirtualTime = None,
+    task: TaskName = "digits",
+    delay: Delay = "none",
+    compute: Compute = None,
+    bandwidth: Bandwidth = None,
+    latency: Latency = None,
+    algorithm: Algorithm = None,
+    parameters: Parameters = None,
+    seed: Seed = "0",
+    codec: CodecName = None,
+    set_: Settings = None,
+    json: Json = None,
+) -> None:
+    """Run a strategy in virtual time, with any number of workers (8, if you do not say).
+
+    The gradients are real, the clock is not: 1,024 workers fit into this process. With `--task none` only time
+    is simulated, for a model of any size.
+
+    `offbeat simulate local_sgd --workers 64 --delay "2 ranks 320ms"`
+
+    `offbeat simulate dasgd --set delay=2 --task none --parameters 25.6M --bandwidth 1Gbps`
+    """
+    check_json(json)
+    made = read_strategy(strategy, set_ or (), codec)
+    scene = read_scene(
+        workers=workers,
+        steps=steps,
+        samples=samples,
+        seconds=seconds,
+        task=task,
+        delay=delay,
+        compute=compute,
+        bandwidth=bandwidth,
+        latency=latency,
+        algorithm=algorithm,
+        parameters=parameters,
+        seed=seed,
+        live=False,
+    )
+    _run_all([made], scene, _simulated, json)
+
+
+def train(
+    strategy: StrategyName,
+    workers: Workers = None,
+    steps: Steps = None,
+    task: LiveTaskName = "digits",
+    delay: Delay = "none",
+    compute: LiveCompute = None,
+    seed: Seed = "0",
+    codec: CodecName = None,
+    set_: Settings = None,
+    json: Json = None,
+) -> None:
+    """Train with real processes: N of this machine (4, if you do not say), or as a member of a bigger job.
+
+    The processes are started by torchrun's own machinery. Where torchrun, or anything that sets RANK and WORLD_SIZE,
+    has already started this command, it takes part in that job instead, and rank 0 shows the table.
+
+    `offbeat train local_sgd --workers 4 --delay "1 rank 100ms"`
+
+    `torchrun --nnodes 2 --nproc-per-node 4 … -m offbeat train dasgd`
+    """
+    check_json(json)
+    made = read_strategy(strategy, set_ or (), codec)
+    scene = read_scene(
+        workers=workers,
+        steps=steps,
+        task=task,
+        delay=delay,
+        compute=compute,
+        seed=seed,
+        live=True,
+        members=_members(),
+    )
+    _run_live([made], scene, json)
+
+
+def compare(
+    strategies: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="STRATEGY", help=f"Names, with settings or without.  [default: {' '.join(USUAL)}]"),
+    ] = None,
+    live: Annotated[bool, typer.Option("--live/--simulated", help="With real processes, or in virtual time.")] = False,
+    workers: Workers = None,
+    steps: Steps = None,
+    samples: Samples = None,
+    seconds: VirtualTime = None,
+    task: TaskName = "digits",
+    delay: Delay = "none",
+    compute: Compute = None,
+    bandwidth: Bandwidth = None,
+    latency: Latency = None,
+    algorithm: Algorithm = None,
+    parameters: Parameters = None,
+    seed: Seed = "0",
+    json: Json = None,
+) -> None:
+    """Run several strategies with the same seed and the same delays, side by side; the first is what counts as 1×.
+
+    In virtual time with 8 workers, or `--live` with 4 processes, if you do not say. Live, --compute is slept on
+    top of the real computation, and is nothing unless given.
+
+    `offbeat compare --delay "2 ranks 320ms"`
+
+    `offbeat compare --live allreduce local_sgd:period=4 local_sgd:period=16,codec=qsgd8`
+    """
+    check_json(json)
+    made = [read_strategy(words) for words in strategies or USUAL]
+    scene = read_scene(
+        workers=workers,
+        steps=steps,
+        samples=samples,
+        seconds=seconds,
+        task=task,
+        delay=delay,
+        compute=compute,
+        bandwidth=bandwidth,
+        latency=latency,
+        algorithm=algorithm,
+        parameters=parameters,
+        seed=seed,
+        live=live,
+        members=_members() if live else None,
+    )
+    if live:
+        _run_live(made, scene, json)
+    else:
+        _run_all(made, scene, _simulated, json)
+
+
+def _members() -> int | None:
+    """The size of the job that torchrun made this process a member of, if it did."""
+    return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
+
+
+def _run_live(made: Sequence[Strategy], scene: Scene, json: Path | None) -> None:
+    if _members() is None:
+        _run_all(made, scene, _launched, json)
+    else:
+        _run_all(made, scene, _taken_part, json, around=joined(), silent=os.environ["RANK"] != "0")
+
+
+def _run_all(
+    made: Sequence[Strategy],
+    scene: Scene,
+    run_one: OneRun,
+    json: Path | None,
+    around: AbstractContextManager[None] | None = None,
+    silent: bool = False,
+) -> None:
+    """Run one after the other. Those that were done before a failure or Ctrl-C are still shown and written."""
+    records: list[Record] = []
+    total = scene.samples if scene.samples is not None else scene.steps
+    if not scene.live and scene.steps is not None:
+        total = scene.steps * scene.workers
+    try:
+        with meters(silent) as board, around or nullcontext():
+            for number, strategy in enumerate(made, 1):
+                place = f"{number}/{len(made)} " if len(made) > 1 else ""
+                with board.meter(f"{place}{label(strategy)}", total) as meter:
+                    run = run_one(strategy, scene, meter)
+                if run is not None:
+                    records.append(_record(run, strategy, scene))
+    finally:
+        if records:
+            show(records, scene.heading, json)
+
+
+def _simulated(strategy: Strategy, scene: Scene, meter: Meter) -> Run:
+    compute_s = delays.bind(scene.compute_s, seed=scene.seed, workers=scene.workers, what="--compute")
+
+    def counted(step: int, rank: int) -> float:
+        meter.add_one()
+        return compute_s(step, rank)
+
+    return run_simulation(
+        strategy,
+        scene.task,
+        scene.workers,
+        scene.steps,
+        samples=scene.samples,
+        seconds=scene.seconds,
+        seed=scene.seed,
+        compute_s=counted,
+        delays=scene.delays,
+        network=scene.network,
+        parameters=scene.parameters,
+        rounds=False,
+    )
+
+
+def _launched(strategy: Strategy, scene: Scene, meter: Meter) -> LiveRun:
+    assert scene.task is not None
+    assert scene.steps is not None
+    return launch(
+        strategy,
+        scene.task,
+        workers=scene.workers,
+        steps=scene.steps,
+        seed=scene.seed,
+        delays=scene.delays,
+        compute_s=scene.compute_s,
+        progress=meter.at,
+    )
+
+
+def _taken_part(strategy: Strategy, scene: Scene, meter: Meter) -> LiveRun | None:
+    assert scene.task is not None
+    assert scene.steps is not None
+    job = Job(strategy, scene.task, scene.steps, scene.seed, scene.delays, scene.compute_s)
+    return take_part(job, meter.at)
+
+
+def _record(run: Run | LiveRun, strategy: Strategy, scene: Scene) -> Record:
+    last = run.losses[-1].item() if run.losses.numel() else None
+    loss = run.metrics.get("loss", last)
+    return Record(
+        strategy=strategy.name,
+        label=label(strategy),
+        mode="live" if scene.live else "simulated",
+        task=scene.task.name if scene.task else None,
+        workers=run.workers,
+        steps=run.steps,
+        seconds=run.seconds,
+        wait_fraction=run.wait_fraction,
+        wire_bytes=run.wire_bytes,
+        loss=loss,
+        accuracy=run.metrics.get("accuracy"),
+        train_loss=None if last is None else float(last) if math.isfinite(last) else math.nan,
+        seed=run.seed,
+        delay=scene.delay_text,
+        settings=plain_settings(strategy.settings),
+    )

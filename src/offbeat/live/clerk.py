@@ -1,0 +1,288 @@
+"""The clerk: one background thread a process that answers for a worker that is still computing.
+
+What is shared between the worker's thread and the clerk's, all under ``_lock``: the tray, the place, the results. The
+interleavings the lock prevents:
+
+- torn tensors: the worker writes its deposit while the clerk copies the tray;
+- a lost deposit: the worker reads "round 7 is not over", the clerk takes the snapshot and delivers round 7, the worker
+  deposits and waits for round 7, which has been delivered already (here: it deposits and decides in one go, and the
+  result is there when it looks);
+- a wrong "fresh": the record of what a snapshot holds is made together with the snapshot.
+
+The clerk alone starts operations on the channel's process groups, in the order of the rounds, which is the same on
+every rank; no other thread touches these groups. The lock is never held while waiting for the network.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from offbeat.effects import Channel, Got
+from offbeat.live.board import Board
+from offbeat.live.errors import OffbeatError, PeerFailed
+from offbeat.live.hub import Frame, Word, read_frame
+from offbeat.live.parties import Parties
+from offbeat.rounds import Place
+from offbeat.trace import Round, Trace
+from offbeat.trays import Piece, Snapshot, Tray
+from offbeat.vector import Vec, wide
+
+LOOK_S = 0.1  # how often a waiting worker looks at the board
+SWITCH_S = 0.0005  # a clerk needs the interpreter a few times a round; the default of 5 ms would show
+
+
+@dataclass(frozen=True)
+class _Result:
+    value: Vec
+    snapshot: Snapshot
+    full: bool
+    count: int
+
+
+class Clerk:
+    """A worker's side of one channel."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        x: Vec | None,
+        like: Vec,
+        connection: socket.socket,
+        parties: Parties,
+        board: Board,
+        trace: Trace,
+        seed: int,
+        patience_s: float,
+    ) -> None:
+        self._channel, self._like, self._connection, self._parties = channel, like, connection, parties
+        self._board, self._trace, self._seed, self._patience_s = board, trace, seed, patience_s
+        self._rank, self._size = board.rank, board.size
+        self._lock = threading.Condition()
+        self._tray, self.place = Tray(channel.rules.absent), Place(channel.rules)
+        self._results: dict[int, _Result] = {}
+        self._failure: BaseException | None = None
+        self._flushed = self._finished = False
+        self._waits_since: dict[int, float] = {}
+        self.waited_s = 0.0
+        if x is not None:
+            self._tray.deposit(_wide(x), Piece(-1, 0))
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(min(SWITCH_S, self._switch_s))
+        self._thread = threading.Thread(target=self._run, name="offbeat-clerk", daemon=True)
+        self._thread.start()
+
+    # The worker's thread.
+
+    def offer(self, x: Vec, step: int) -> list[Got]:
+        """Deposit, count or go on; the results to apply."""
+        start = time.monotonic()
+        bounded = self._channel.rules.bound is not None
+        with self._lock:
+            self._wait_for(self.place.outstanding + 1 if self.place.must_wait_first() else 0)
+            piece = Piece(step, self.place.base)
+            position = self.place.arrive(step)
+            if position is None and self._channel.rules.absent == "drop":
+                self._tray.discard(piece)
+            else:
+                self._tray.deposit(_wide(x), piece)
+        # The deposit is in the tray before anybody is told of it: a round that counts on it finds it.
+        if position is not None:
+            self._tell(Word.ARRIVED, position, piece.base)
+        elif bounded:
+            self._tell(Word.PASSED, 0, piece.base)
+        with self._lock:
+            self._wait_for(self.place.waits_for(position))
+            got = [self._got(v) for v in self.place.take(step)]
+            base = self.place.base
+        if bounded:
+            self._tell(Word.BEGAN, 0, base)
+        self.waited_s += time.monotonic() - start
+        return got
+
+    def finished(self) -> None:
+        """No data left: never counts again, but goes on answering."""
+        if not self._finished:
+            self._finished = True
+            self._tell(Word.FINISHED)
+
+    def rest(self, x: Vec | None, meanwhile: Callable[[], None]) -> Got | None:
+        """The next result of the others; None when all have finished and nothing is owed."""
+        with self._lock:
+            if x is not None:
+                self._tray.deposit(_wide(x), Piece(-1, self.place.taken))
+        if x is not None and self._channel.rules.bound is not None:
+            self._tell(Word.RENEWED, 0, self.place.taken)
+        while True:
+            with self._lock:
+                if self._failure is not None:
+                    raise self._failed()
+                if self.place.taken < self.place.results:
+                    version = self.place.taken
+                    self.place.taken = self.place.base = version + 1
+                    return self._got(version)
+                if self._flushed:
+                    return None
+                self._lock.wait(LOOK_S)
+            self._board.check()
+            meanwhile()
+
+    def catch_up(self, results: int) -> list[Got]:
+        """Everything up to result number ``results``, which has been started for all."""
+        with self._lock:
+            self._wait_for(results)
+            return [self._got(v) for v in self.place.take(results - 1)]
+
+    @property
+    def results(self) -> int:
+        with self._lock:
+            return self.place.results
+
+    def owed(self) -> Vec | None:
+        """A copy of the gradients in the tray, for a checkpoint."""
+        with self._lock:
+            return self._tray.value.clone() if self._tray.value is not None else None
+
+    @property
+    def lost(self) -> list[int]:
+        """The steps whose gradients were dropped."""
+        with self._lock:
+            return [piece.step for piece in self._tray.lost]
+
+    def close(self) -> None:
+        """End the thread and the connection. The flush is over on this rank."""
+        self._thread.join(self._patience_s)
+        self._connection.close()
+        sys.setswitchinterval(self._switch_s)
+
+    def abandon(self) -> None:
+        """Hang up without waiting: the clerk's thread ends when it reads the next frame."""
+        try:
+            self._connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        sys.setswitchinterval(self._switch_s)
+
+    def _wait_for(self, results: int) -> None:
+        """Until so many results are there. Holds the lock on entry and on return, gives it up while waiting."""
+        if self.place.results >= results:
+            return
+        start = time.monotonic()
+        self._waits_since.setdefault(results - 1, start)
+        while self.place.results < results:
+            if self._failure is not None:
+                raise self._failed()
+            if not self._lock.wait(LOOK_S):
+                self._lock.release()
+                try:
+                    self._board.check()
+                finally:
+                    self._lock.acquire()
+            if time.monotonic() - start > self._patience_s:
+                raise PeerFailed(
+                    f"waited {self._patience_s:.0f} s for round {results - 1} of {self._channel.name!r}; a peer is stuck or gone"
+                )
+
+    def _failed(self) -> BaseException:
+        if isinstance(self._failure, OffbeatError):
+            return self._failure
+        error = PeerFailed(f"rank {self._rank}'s clerk failed: {self._failure}")
+        error.__cause__ = self._failure
+        return error
+
+    def _got(self, version: int) -> Got:
+        result, late = self._results.pop(version), self._channel.rules.late
+        fresh = result.snapshot.deposits >= self._tray.deposits - late
+        sent = result.snapshot.value if late and self._channel.rules.absent == "last" else None
+        return Got(version, result.value, fresh, result.full, result.count, sent)
+
+    def _tell(self, word: Word, a: int = 0, b: int = 0) -> None:
+        try:
+            self._connection.sendall(Frame(word, self._rank, a, b).pack())
+        except OSError as error:
+            self._board.check()
+            raise PeerFailed(f"rank {self._rank} lost the connection to rank 0's hub: {error}") from error
+
+    # The clerk's thread.
+
+    def _run(self) -> None:
+        try:
+            while not self._flushed:
+                frame = read_frame(self._connection)
+                if frame is None:
+                    raise PeerFailed("the connection to rank 0's hub was closed; rank 0 has ended")
+                if frame.word is Word.GO:
+                    self._round(frame.a, frame.b, flush=False)
+                elif frame.word is Word.FLUSH:
+                    if self._channel.rules.absent != "last":
+                        self._round(frame.a, -1, flush=True)
+                    with self._lock:
+                        self._flushed = True
+                        self._lock.notify_all()
+        except BaseException as error:
+            with self._lock:
+                self._failure = error
+                self._lock.notify_all()
+
+    def _round(self, version: int, started_by: int, flush: bool) -> None:
+        rules, everyone = self._channel.rules, tuple(range(self._size))
+        full = flush or rules.is_full(version)
+        ranks = everyone if full else self._channel.whom(version).block(self._rank)
+        if ranks is None:
+            raise ValueError(f"partial rounds average within groups, not along {self._channel.whom(version)}")
+        with self._lock:
+            pieces = self._tray.pieces
+            shot = self._tray.snapshot(version, bool(pieces) and self._made_for(pieces[-1], version))
+        keep = rules.late and rules.absent == "last"
+        parts = [p.clone() if keep else p for p in shot.value.parts] if shot.value is not None else None
+        entry = 0
+        if (staleness := shot.staleness(version)) is not None:
+            made = any(self._made_for(p, version) for p in shot.pieces)
+            entry = 2 * (staleness + 1) + made
+        record = torch.zeros(self._size, dtype=torch.int64)
+        record[self._rank] = entry
+        divisor = len(ranks) if rules.absent == "last" else self._size
+        key = (self._seed, self._rank, version)
+        total = self._parties.total(parts, self._like, record, ranks, version, self._channel.codec, key)
+        for p in total:
+            p.div_(divisor)
+        if flush and not bool(record.any()):
+            return  # nothing was owed: no result, so that no optimiser moves
+        self._deliver(version, started_by, ranks, record.tolist(), _Result(Vec(total), shot, full, len(ranks)))
+
+    def _made_for(self, piece: Piece, version: int) -> bool:
+        if self._channel.rules.catch_up == "every_step":
+            return piece.step == version
+        return version - piece.base <= self._channel.rules.late
+
+    def _deliver(
+        self, version: int, started_by: int, ranks: tuple[int, ...], record: list[int], result: _Result
+    ) -> None:
+        staleness = {r: record[r] // 2 - 1 for r in ranks if record[r]}
+        if self._channel.rules.catch_up == "every_step":
+            fresh = tuple(r for r in staleness if record[r] % 2)
+        else:
+            fresh = tuple(r for r, s in staleness.items() if s == 0)
+        with self._lock:
+            now = time.monotonic()
+            waited = {self._rank: now - self._waits_since.pop(version, now)}
+            if self._trace.keep_rounds:
+                self._trace.rounds.append(Round(version, started_by, fresh, staleness, waited, now))
+            self._results[version] = result
+            self.place.results = version + 1
+            self._lock.notify_all()
+
+
+def _wide(x: Vec) -> Vec:
+    """Trays are summed, so they are at least float32; host memory."""
+    if all(p.dtype == wide(p.dtype) and not p.is_cuda for p in x.parts):
+        return x
+    return Vec([p.to(device="cpu", dtype=wide(p.dtype)) for p in x.parts])
+
+
