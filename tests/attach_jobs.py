@@ -75,6 +75,7 @@ def _forge(folder: Path) -> Callable[[], None] | None:
     import offbeat  # noqa: F401
 
     torch.set_num_threads(1)
+    torch.optim.SGD([torch.zeros(1)])  # imports torch's compiler: better once than in every worker
     jobs = pickle.loads((folder / "jobs").read_bytes())
     for module in {job.module for job in jobs}:
         importlib.import_module(module)

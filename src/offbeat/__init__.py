@@ -7,6 +7,7 @@ from offbeat.live import Attached, ConfigMismatch, OffbeatError, PeerFailed, att
 from offbeat.sim import Network, Run, simulate
 from offbeat.strategies import (
     STRATEGIES,
+    ad_psgd,
     adaptive,
     allreduce,
     dasgd,
@@ -38,6 +39,7 @@ __all__ = [
     "Run",
     "Strategy",
     "Task",
+    "ad_psgd",
     "adaptive",
     "allreduce",
     "codec",

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from offbeat.codec import Codec
 from offbeat.rounds import Rules
@@ -86,17 +86,17 @@ class Ticket(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Begin(Effect[Ticket[Vec]]):
-    """Start a mix and go on computing."""
+class Begin(Effect[Ticket[Any]]):
+    """Start a mix or a meeting and go on computing."""
 
-    effect: Mix
+    effect: Mix | Meet
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Finish(Effect[Vec]):
+class Finish(Effect[Any]):
     """The result of what was begun; waits only if it is not there yet."""
 
-    ticket: Ticket[Vec]
+    ticket: Ticket[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +163,36 @@ class Rest(Effect[Got | None]):
     x: Vec | None
 
 
-CLOSED_SET = (Next, Grad, GradMix, Mix, Begin, Finish, Open, Offer, Rest)
+@dataclass(frozen=True, slots=True, eq=False)
+class Share(Effect[None]):
+    """From now on others may average their weights with mine at any moment; ``x`` is what they find."""
+
+    x: Vec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Meet(Effect[None]):
+    """Average my shared weights with those of ``peer``, atomically for both: the sum of the two stays what it was.
+
+    The peer's clerk answers, whatever the peer is doing. (To be begun, so that computing goes on.)
+    """
+
+    peer: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Add(Effect[Vec]):
+    """Add ``delta`` to my shared weights; answers what they are then."""
+
+    delta: Vec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Retire(Effect[Vec]):
+    """I have no data left. My shared weights when nobody can change them any more: all have retired."""
+
+
+CLOSED_SET = (Next, Grad, GradMix, Mix, Begin, Finish, Open, Offer, Rest, Share, Meet, Add, Retire)
 
 
 def not_ours(effect: object) -> TypeError:

@@ -20,6 +20,7 @@ class Meter:
         self._task = bar.add_task(label, total=total) if bar else None
         self._every = max((total or 1000) // 200, 1)
         self._done = 0
+        self._noted = False
         self._line_s = time.monotonic()
 
     def add_one(self) -> None:
@@ -28,7 +29,16 @@ class Meter:
         if self._done % self._every == 0:
             self.at(self._done)
 
+    def note(self, text: str) -> None:
+        """Say what is being done beside the bar, until steps are counted."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, description=f"{self._label}: {text}")
+            self._noted = True
+
     def at(self, done: int) -> None:
+        if self._noted and done and self._bar is not None and self._task is not None:
+            self._bar.update(self._task, description=self._label)
+            self._noted = False
         done = done if self._total is None else min(done, self._total)
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=done)

@@ -250,6 +250,7 @@ def _simulated(strategy: Strategy, scene: Scene, meter: Meter) -> Run:
 def _launched(strategy: Strategy, scene: Scene, meter: Meter) -> LiveRun:
     assert scene.task is not None
     assert scene.steps is not None
+    meter.note("starting processes")
     return launch(
         strategy,
         scene.task,

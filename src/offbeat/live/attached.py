@@ -349,7 +349,7 @@ class Attached(torch.optim.Optimizer):
 
     def _idle_or_stop(self) -> None:
         if isinstance(self._session.asks, Next) and self._session.asks.alone:
-            self._desk.clerk.finished()
+            self._desk.finished()
             self._session.turn(Turn.STOP)
             return
         asked = self._board.average_is_asked(self._averages)  # before `reached`: steps before an average come first
@@ -394,6 +394,7 @@ class Attached(torch.optim.Optimizer):
         if self._session.asks is not None:  # in the middle of a run
             self._desk.align(self._largest)
         equalise(self._flat, self._transport)
+        self._desk.adopt(self._flat.x)
 
     def _largest(self, number: int) -> int:
         agreed = self._transport.agree_on(torch.tensor([number]), dist.ReduceOp.MAX, "the others to stand still")

@@ -9,18 +9,21 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch.distributed as dist
 
-from offbeat.effects import Channel, Got, Open
+from offbeat import waiting
+from offbeat.effects import Channel, Got, Open, Share
 from offbeat.live.board import START_S, Board
 from offbeat.live.clerk import Clerk
 from offbeat.live.errors import OffbeatError, PeerFailed
 from offbeat.live.hub import Hub, connect
 from offbeat.live.parties import Parties
+from offbeat.live.porter import Porter
 from offbeat.live.waiting import Waiter
 from offbeat.replica import Replica
-from offbeat.rounds import Referee
+from offbeat.rounds import Referee, Rules
 from offbeat.trace import Trace
 from offbeat.vector import Vec
 
@@ -32,13 +35,20 @@ class Desk:
         self._board, self._patience_s, self._meanwhile = board, patience_s, meanwhile
         self._channel: Channel | None = None
         self._clerk: Clerk | None = None
+        self._porter: Porter | None = None
         self._hub: Hub | None = None
         self._parties: Parties | None = None
         self.trace = Trace(keep_spans=False)
 
     @property
     def is_open(self) -> bool:
-        return self._clerk is not None
+        return self._clerk is not None or self._porter is not None
+
+    @property
+    def porter(self) -> Porter:
+        if self._porter is None:
+            raise OffbeatError("the strategy meets a peer before it has shared its weights; await Share(me.x) first")
+        return self._porter
 
     @property
     def clerk(self) -> Clerk:
@@ -48,28 +58,36 @@ class Desk:
 
     @property
     def waited_s(self) -> float:
-        return self._clerk.waited_s if self._clerk else 0.0
+        return sum(end.waited_s for end in (self._clerk, self._porter) if end)
 
     @property
     def wire_bytes(self) -> int:
-        return self._parties.wire_bytes if self._parties else 0
+        return sum(end.wire_bytes for end in (self._parties, self._porter) if end)
 
     def open(self, effect: Open, me: Replica) -> None:
         """Every rank comes here at its first step; rank 0 starts the hub and tells the others where it is."""
-        if self._clerk is not None:
-            raise OffbeatError(f"channel {effect.channel.name!r} cannot be opened: a strategy has one channel")
-        channel, board = effect.channel, self._board
-        if board.rank == 0:
-            token = secrets.token_bytes(16)
-            self._hub = Hub(Referee(channel.rules, me.size, me.seed), address := _address(), token)
-            board.publish("hub", json.dumps([address, self._hub.port, token.hex()]))
-        address, port, token_hex = json.loads(self._wait_for_hub())
-        connection = connect(address, port, bytes.fromhex(token_hex), board.rank)
+        channel = effect.channel
+        connection = self._meet_at_hub(Referee(channel.rules, me.size, me.seed))
         self._channel = channel
-        self._parties = Parties(channel, board.rank, board.size, Waiter(board, self._patience_s))
+        self._parties = Parties(channel, me.rank, me.size, Waiter(self._board, self._patience_s))
         self._clerk = Clerk(
-            channel, effect.x, me.x, connection, self._parties, board, self.trace, me.seed, self._patience_s
+            channel, effect.x, me.x, connection, self._parties, self._board, self.trace, me.seed, self._patience_s
         )
+
+    def share(self, effect: Share, me: Replica) -> None:
+        """The same for weights that others may average with; the hub only passes visits on."""
+        connection = self._meet_at_hub(Referee(Rules(waiting.first, "last"), me.size, me.seed))
+        self._porter = Porter(effect.x, connection, self._board, self.trace, self._patience_s)
+
+    def _meet_at_hub(self, referee: Referee) -> socket.socket:
+        if self.is_open:
+            raise OffbeatError("a strategy opens one channel, or shares its weights once")
+        if self._board.rank == 0:
+            token = secrets.token_bytes(16)
+            self._hub = Hub(referee, address := _address(), token)
+            self._board.publish("hub", json.dumps([address, self._hub.port, token.hex()]))
+        address, port, token_hex = json.loads(self._wait_for_hub())
+        return connect(address, port, bytes.fromhex(token_hex), self._board.rank)
 
     def _wait_for_hub(self) -> str:
         start = time.monotonic()
@@ -89,6 +107,19 @@ class Desk:
             results = agree_on_largest(self._clerk.results)
             self._channel.apply(self._clerk.catch_up(results))
 
+    def finished(self) -> None:
+        """No data left. (A porter says so itself, when it retires.)"""
+        if self._clerk is not None:
+            self._clerk.finished()
+
+    def adopt(self, x: Vec) -> None:
+        """The weights were made equal on all ranks in the middle of a run."""
+        if self._porter is not None:
+            self._porter.adopt(x)
+
+    def retire(self) -> Vec:
+        return self.porter.retire(self._meanwhile)
+
     def owed(self) -> Vec | None:
         if self._clerk is None or self._channel is None or self._channel.rules.absent == "last":
             return None
@@ -96,20 +127,24 @@ class Desk:
 
     def close(self) -> None:
         """All ranks are through: end the threads, give the groups back."""
-        if self._clerk is None or self._parties is None:
-            return
-        self._clerk.close()
+        for end in (self._clerk, self._porter):
+            if end is not None:
+                end.close()
         if self._hub is not None:
             self._hub.join(self._patience_s)
-        for group in self._parties.groups():
+        for group in self._groups():
             dist.destroy_process_group(group)
 
     def abandon(self) -> None:
         """Leave without waiting for anybody; the groups are never destroyed (see ``Transport.park``)."""
-        if self._clerk is not None and self._parties is not None:
-            self._clerk.abandon()
-            for group in self._parties.groups():
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+        for end in (self._clerk, self._porter):
+            if end is not None:
+                end.abandon()
+        for group in self._groups():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+    def _groups(self) -> list[Any]:
+        return [g for end in (self._parties, self._porter) if end is not None for g in end.groups()]
 
 
 def _address() -> str:

@@ -7,6 +7,7 @@ from one worker arrive in the order they were sent, and every clerk sees "go" in
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import selectors
 import socket
@@ -32,6 +33,7 @@ class Word(IntEnum):
     RENEWED = 5  # base
     GO = 6  # version, started by
     FLUSH = 7  # version
+    MEET = 8  # whom, number of the visit
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,8 @@ class Hub:
             started = referee.finished(frame.rank)
         elif frame.word is Word.RENEWED:
             referee.renewed(frame.rank, frame.b)
+        elif frame.word is Word.MEET:
+            self._send(frame.a, frame.pack())
         for version in started:
             self._tell(Frame(Word.GO, 0, version, frame.rank))
         if referee.all_finished and not self._flushed:
@@ -135,11 +139,13 @@ class Hub:
 
     def _tell(self, frame: Frame) -> None:
         data = frame.pack()
-        for connection in self._clerks.values():
-            try:
-                connection.sendall(data)
-            except OSError:
-                pass  # that worker is gone; whoever waits for its tensors will say so
+        for rank in self._clerks:
+            self._send(rank, data)
+
+    def _send(self, rank: int, data: bytes) -> None:
+        with contextlib.suppress(OSError):  # a worker that is gone: whoever waits for its tensors will say so
+            if rank in self._clerks:
+                self._clerks[rank].sendall(data)
 
 
 def connect(address: str, port: int, token: bytes, rank: int) -> socket.socket:

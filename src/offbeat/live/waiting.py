@@ -64,11 +64,14 @@ class Waiter:
     def _done(self, work: Work, slice_: timedelta, what: str) -> bool:
         try:
             work.wait(slice_)
-        except RuntimeError as error:
+        except RuntimeError:
             if not work.is_completed():
                 return False
-            # A peer that raised posts its own words before it closes its sockets; one that was killed posts none.
-            self._board.check()
-            self._board.fail(what, lost=True)
-            raise self._board.lost(what) from error
+            try:
+                work.wait()  # it may have ended well just after the slice ran out
+            except RuntimeError as error:
+                # A peer that raised posts its own words before it closes its sockets; one that was killed posts none.
+                self._board.check()
+                self._board.fail(what, lost=True)
+                raise self._board.lost(what) from error
         return True

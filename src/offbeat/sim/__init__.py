@@ -129,7 +129,7 @@ def simulate(
         finished_s=tuple(w.finished_s for w in world.workers),
         wait_s=tuple(world.wait_s),
         gradients=tuple(w.taken for w in world.workers),
-        wire_bytes=world.exchanges.bytes_sent + sum(p.bytes_sent for p in world.partials.values()),
+        wire_bytes=world.bytes_sent,
         lost=tuple(x for p in world.partials.values() for x in p.lost),
         weights=torch.stack([_flat(retired[rank]) for rank in range(workers)]),
         final=_flat(replicas[0].x),

@@ -13,17 +13,21 @@ from typing import Any
 import simpy
 
 from offbeat.effects import (
+    Add,
     Begin,
     Channel,
     Effect,
     Finish,
     Grad,
     GradMix,
+    Meet,
     Mix,
     Next,
     Offer,
     Open,
     Rest,
+    Retire,
+    Share,
     Ticket,
     Turn,
     not_ours,
@@ -32,6 +36,7 @@ from offbeat.replica import Replica
 from offbeat.sim.exchange import Exchanges, Pending
 from offbeat.sim.network import Network
 from offbeat.sim.partial import Partial
+from offbeat.sim.shared import Shared
 from offbeat.trace import Trace
 from offbeat.vector import Vec
 
@@ -80,6 +85,7 @@ class World:
         self.wait_s = [0.0] * len(replicas)
         self.exchanges = Exchanges(self.env, network, trace, self._arrived)
         self.partials: dict[str, Partial] = {}
+        self.shared = Shared(self.env, network, trace, self._arrived)
         self._network = network
         self._more, self._compute_s, self._delay_s = more, compute_s, delay_s
         self._ask, self._gradient, self._retired = ask, gradient, retired
@@ -96,6 +102,10 @@ class World:
             Open: self._open,
             Offer: self._offer,
             Rest: self._rest,
+            Share: lambda worker, effect: self.shared.share(worker.me, effect.x),
+            Meet: lambda worker, effect: self._finish(worker, Finish(self.shared.meet(worker.rank, effect.peer))),
+            Add: lambda worker, effect: self.shared.add(worker.rank, effect.delta),
+            Retire: self._retire,
         }
 
     def run(self) -> None:
@@ -109,6 +119,11 @@ class World:
         finally:  # after an error, bodies that never began would otherwise warn when they are collected
             for worker in self.workers:
                 worker.coroutine.close()
+
+    @property
+    def bytes_sent(self) -> int:
+        """By all workers, in all kinds of exchange."""
+        return self.exchanges.bytes_sent + self.shared.bytes_sent + sum(p.bytes_sent for p in self.partials.values())
 
     def _resume(self, worker: Worker, answer: object) -> None:
         send, answers = worker.coroutine.send, self._answer
@@ -209,6 +224,8 @@ class World:
         return self._finish(worker, Finish(self._post(worker, effect, begun=False)))
 
     def _begin(self, worker: Worker, effect: Begin) -> object:
+        if isinstance(effect.effect, Meet):
+            return self.shared.meet(worker.rank, effect.effect.peer)
         if not isinstance(effect.effect, Mix):
             raise not_ours(effect)
         return self._post(worker, effect.effect, begun=True)
@@ -270,6 +287,10 @@ class World:
 
     def _rest(self, worker: Worker, effect: Rest) -> object:
         return self._answered(worker, lambda go: self._partial(effect.channel).rest(worker.rank, effect.x, go))
+
+    def _retire(self, worker: Worker, effect: Retire) -> object:
+        worker.waits = "for the others to retire"
+        return self._answered(worker, lambda go: self.shared.retire(worker.rank, go))
 
     def _answered(self, worker: Worker, ask: Callable[[Callable[[object], None]], None]) -> object:
         """An answer that may come at once or later: at once it is returned, so that answers do not nest."""

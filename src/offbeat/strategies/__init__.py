@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from offbeat.paper import Paper
+from offbeat.strategies import ad_psgd as _ad_psgd
 from offbeat.strategies import adaptive as _adaptive
 from offbeat.strategies import allreduce as _allreduce
 from offbeat.strategies import dasgd as _dasgd
@@ -19,6 +20,7 @@ from offbeat.strategies import noloco as _noloco
 from offbeat.strategies import qsgd as _qsgd
 from offbeat.strategies import sgp as _sgp
 from offbeat.strategies import wagma as _wagma
+from offbeat.strategies.ad_psgd import ad_psgd
 from offbeat.strategies.adaptive import adaptive
 from offbeat.strategies.allreduce import allreduce
 from offbeat.strategies.dasgd import dasgd
@@ -54,6 +56,7 @@ STRATEGIES: dict[str, Card] = {
         (_eager, eager),
         (_wagma, wagma),
         (_dpsgd, dpsgd),
+        (_ad_psgd, ad_psgd),
         (_sgp, sgp),
         (_matcha, matcha),
         (_diloco, diloco),

@@ -1,0 +1,187 @@
+"""Shared weights, live: a thread that lets others average with this worker's weights while it computes.
+
+Under ``_lock`` lie the shared weights. The interleaving it prevents: the worker adds its step while a visitor's half is
+being added, and one of the two sums is lost. Both sides of a meeting add differences, never absolute values, so what
+happens between a snapshot and its answer is kept.
+
+No two porters can wait for each other: the one who asks has sent its weights and is ready to receive before its visit
+is announced, so the one who answers never waits for anything that is not on its way.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from offbeat.effects import Ticket
+from offbeat.live.board import Board
+from offbeat.live.clerk import LOOK_S
+from offbeat.live.errors import PeerFailed
+from offbeat.live.hub import Frame, Word, read_frame
+from offbeat.live.transport import LONG
+from offbeat.live.waiting import Waiter
+from offbeat.trace import Round, Trace
+from offbeat.vector import Vec, wide
+
+
+class Visit(Ticket[None]):
+    """A meeting under way, as the one who asked sees it."""
+
+    __slots__ = ("asked_s", "half", "peer", "sent", "works")
+
+    def __init__(self, peer: int, sent: Vec, half: Vec, works: list[dist.Work]) -> None:
+        self.peer, self.sent, self.half, self.works = peer, sent, half, works
+        self.asked_s = time.monotonic()
+
+
+class Porter:
+    """A worker's shared weights and the thread that answers for them."""
+
+    def __init__(
+        self, x: Vec, connection: socket.socket, board: Board, trace: Trace, patience_s: float
+    ) -> None:
+        self._connection, self._board, self._trace = connection, board, trace
+        self._rank, self._patience_s = board.rank, patience_s
+        self._lock = threading.Condition()
+        self._y = Vec([p.to(device="cpu", dtype=wide(p.dtype), copy=True) for p in x.parts])
+        self._group: Any = dist.new_group(backend="gloo", timeout=LONG) if board.size > 1 else None
+        self._worker, self._visitors = Waiter(board, patience_s), Waiter(board, patience_s)
+        self._visits = self._changed = 0
+        self._over = False
+        self._failure: BaseException | None = None
+        self.wire_bytes = 0
+        self._thread = threading.Thread(target=self._run, name="offbeat-porter", daemon=True)
+        self._thread.start()
+
+    @property
+    def waited_s(self) -> float:
+        return self._worker.waited_s
+
+    # The worker's thread.
+
+    def meet(self, peer: int) -> Visit:
+        """Send my weights to ``peer`` and be ready for its answer, then announce the visit."""
+        with self._lock:
+            sent = self._y.clone()
+        half = sent.zeros_like()
+        works: list[dist.Work | None] = []
+        if peer != self._rank:
+            number = self._visits
+            self._visits += 1
+            for k, (s, h) in enumerate(zip(sent.parts, half.parts, strict=True)):
+                works.append(dist.irecv(h, src=peer, group=self._group, tag=_tag(number, k, back=True)))
+                works.append(dist.isend(s, dst=peer, group=self._group, tag=_tag(number, k, back=False)))
+            self.wire_bytes += sent.nbytes
+            self._tell(Frame(Word.MEET, self._rank, peer, number))
+        return Visit(peer, sent, half, [w for w in works if w is not None])
+
+    def finish(self, visit: Visit) -> None:
+        """Take the other half of the difference out of my weights."""
+        self._raise_failure()
+        self._worker.wait(visit.works, f"rank {visit.peer}'s half of a meeting")
+        with self._lock:
+            self._y.add_(visit.half, alpha=-1.0)
+            waited = {self._rank: time.monotonic() - visit.asked_s}
+            staleness = {self._rank: self._changed}
+            self._trace.rounds.append(
+                Round(len(self._trace.rounds), self._rank, (self._rank,), staleness, waited, time.monotonic())
+            )
+            self._changed += 1
+
+    def add(self, delta: Vec) -> Vec:
+        """My step, on top of whatever my weights have become. Answers a copy."""
+        self._raise_failure()
+        with self._lock:
+            self._changed = 0
+            self._y.add_(Vec([d.to(y.device, y.dtype) for d, y in zip(delta.parts, self._y.parts, strict=True)]))
+            return self._y.clone()
+
+    def retire(self, meanwhile: Callable[[], None]) -> Vec:
+        """Answer visitors until all have retired; then nobody can change my weights any more."""
+        self._tell(Frame(Word.FINISHED, self._rank))
+        while True:
+            with self._lock:
+                if self._over:
+                    return self._y.clone()
+                if self._failure is None:
+                    self._lock.wait(LOOK_S)
+            self._raise_failure()
+            self._board.check()
+            meanwhile()
+
+    def adopt(self, x: Vec) -> None:
+        """The worker's weights were made equal to the others': so are the shared ones."""
+        with self._lock:
+            self._y.copy_(x)
+
+    def close(self) -> None:
+        self._thread.join(self._patience_s)
+        self._connection.close()
+
+    def abandon(self) -> None:
+        try:
+            self._connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def groups(self) -> list[Any]:
+        return [self._group] if self._group is not None else []
+
+    def _tell(self, frame: Frame) -> None:
+        try:
+            self._connection.sendall(frame.pack())
+        except OSError as error:
+            self._board.check()
+            raise PeerFailed(f"rank {self._rank} lost the connection to rank 0's hub: {error}") from error
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise PeerFailed(f"rank {self._rank}'s porter failed: {self._failure}") from self._failure
+
+    # The porter's thread.
+
+    def _run(self) -> None:
+        try:
+            while not self._over:
+                frame = read_frame(self._connection)
+                if frame is None:
+                    raise PeerFailed("the connection to rank 0's hub was closed; rank 0 has ended")
+                if frame.word is Word.MEET:
+                    self._visited(frame.rank, frame.b)
+                elif frame.word is Word.FLUSH:
+                    with self._lock:
+                        self._over = True
+                        self._lock.notify_all()
+        except BaseException as error:
+            with self._lock:
+                self._failure = error
+                self._lock.notify_all()
+
+    def _visited(self, visitor: int, number: int) -> None:
+        theirs = self._y.zeros_like()
+        works = [
+            dist.irecv(t, src=visitor, group=self._group, tag=_tag(number, k, back=False))
+            for k, t in enumerate(theirs.parts)
+        ]
+        self._visitors.wait([w for w in works if w is not None], f"rank {visitor}'s weights")
+        with self._lock:
+            half = (theirs - self._y) * 0.5
+            self._y.add_(half)
+            self._changed += 1
+        replies = [
+            dist.isend(h, dst=visitor, group=self._group, tag=_tag(number, k, back=True))
+            for k, h in enumerate(half.parts)
+        ]
+        self.wire_bytes += half.nbytes
+        self._visitors.wait([w for w in replies if w is not None], f"rank {visitor} to take its half")
+
+
+def _tag(number: int, part: int, back: bool) -> int:
+    """The n-th visit of one rank; its way there and its way back are told apart."""
+    return (number * 32 + part * 2 + back) % 2**30

@@ -1,0 +1,58 @@
+"""**AD-PSGD**, asynchronous decentralised SGD: each worker averages with one neighbour at a time, and nobody waits.
+
+While a worker computes a gradient at x̂, its weights are averaged with a drawn neighbour's, and with those of whoever
+draws it. Then its own step is added to whatever its weights have become: x ← x − γ g(x̂). The neighbour's clerk answers
+at once, so a slow worker delays nobody, and no order of arrivals can lock.
+
+*When it helps*: workers of lasting unequal speed; a network where only neighbours can talk cheaply.
+*When it hurts*: many workers on a thin graph: agreement spreads slowly. Gradients are as stale as averages came in.
+*Suggested settings*: the exponential graph (the default), whose neighbours are near everyone.
+*Departures*: the averaging is the exactly sum-preserving form (each side adds half of the difference of the two
+snapshots); every worker is active and passive, since the clerk answers; the paper splits workers to avoid deadlock.
+Not to be confused with ``adaptive`` (ADPSGD).
+"""
+
+from __future__ import annotations
+
+from offbeat import draw, topology
+from offbeat.effects import Add, Begin, Finish, Grad, Meet, Retire, Share
+from offbeat.paper import Axes, Paper
+from offbeat.replica import Replica
+from offbeat.strategy import Strategy
+
+PAPER = Paper(
+    name="ad_psgd",
+    full_name="AD-PSGD (asynchronous decentralised SGD)",
+    summary="average with one neighbour at a time while computing; add one's own step to what came of it",
+    title="Asynchronous Decentralized Parallel Stochastic Gradient Descent",
+    authors="Lian, Xiangru and Zhang, Wei and Zhang, Ce and Liu, Ji",
+    year=2018,
+    venue="International Conference on Machine Learning",
+    arxiv="1710.06952",
+    axes=Axes(
+        what="weights", when="every step", whom="a drawn neighbour", wait="nobody", late="while computing", merge="half"
+    ),
+    helps="workers of lasting unequal speed",
+    hurts="agreement spreads slowly on a thin graph of many workers",
+    laws=("the sum of all weights changes only by the steps taken", "no order of arrivals can lock", "P = 1: serial SGD"),
+    departures="sum-preserving form; every worker both asks and answers; exponential graph by default",
+)
+
+
+def ad_psgd(graph: str | tuple[tuple[int, int], ...] = "exponential") -> Strategy:
+    """Pairwise averaging with a neighbour in ``graph`` (a name or a list of edges), drawn anew each step."""
+
+    async def body(me: Replica) -> None:
+        whom = topology.graph(graph, me.size)
+        await Share(me.x)
+        async for t in me.own_steps():
+            near = whom(t).senders(me.rank)
+            peer = near[draw.below(len(near), me.seed, t, me.rank)] if near else me.rank
+            meeting = await Begin(Meet(peer))
+            x_hat = me.x.clone()
+            me.step(await Grad())
+            await Finish(meeting)
+            me.x.copy_(await Add(me.x - x_hat))
+        me.x.copy_(await Retire())
+
+    return Strategy(PAPER, ad_psgd, {"graph": graph}, body)
