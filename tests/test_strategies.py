@@ -232,7 +232,7 @@ BAD = {
     "6 fragments do not fit a model of 5": lambda: ob.simulate(ob.diloco(6, fragments=6), TASK, 2, 3),
     "cannot reach each other": lambda: ob.simulate(ob.matcha(EDGES), TASK, 3, 3),
     "leaves the ranks": lambda: ob.simulate(ob.dpsgd([(0, 9)]), TASK, 3, 3),
-    "did you mean 'dpsgd'": lambda: ob.strategy("d_psgd"),
+    "did you mean 'matcha'": lambda: ob.strategy("macha"),
 }
 
 
@@ -256,7 +256,7 @@ class Lockstep:
     def __init__(self, strategy, workers, saved=None):
         self.x = saved.x if saved else [torch.linspace(-1, 1, 6, dtype=torch.float64) for _ in range(workers)]
         self.me = [
-            Replica(r, workers, Vec((self.x[r],)), Vec(()), self._updater(r), lambda: 0.1, seed=5, horizon=20)
+            Replica(r, workers, Vec((self.x[r],)), Vec(()), self._updater(r), lambda: [{"lr": 0.1}], seed=5, horizon=20)
             for r in range(workers)
         ]
         for r, me in enumerate(self.me):

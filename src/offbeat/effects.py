@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from offbeat.codec import Codec
 from offbeat.rounds import Rules
+from offbeat.stopping import Stop
 from offbeat.topology import Mixing
 from offbeat.vector import Vec
 
@@ -77,6 +78,29 @@ class Mix(Effect[Vec]):
     x: Vec
     W: Mixing
     codec: Codec | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Done:
+    """What a worker has finished of its batch: Σ over samples of their gradients, and how many samples that were."""
+
+    total: Vec
+    samples: int
+    pieces: int  # micro-batches
+    whole_s: float | None = None  # how long the whole batch took, if it was done
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch(Effect[Done | None]):
+    """Gradients of my next micro-batches, all at the weights of now, until ``stop`` says so; None in an idle turn.
+
+    A batch is cut into ``micro`` micro-batches; what is not reached comes first next time. Whoever has done ``micro``
+    of them in round ``r`` rings the bell of that round.
+    """
+
+    r: int
+    micro: int
+    stop: Stop
 
 
 class Ticket(Generic[T]):
@@ -192,7 +216,7 @@ class Retire(Effect[Vec]):
     """I have no data left. My shared weights when nobody can change them any more: all have retired."""
 
 
-CLOSED_SET = (Next, Grad, GradMix, Mix, Begin, Finish, Open, Offer, Rest, Share, Meet, Add, Retire)
+CLOSED_SET = (Next, Grad, GradMix, Batch, Mix, Begin, Finish, Open, Offer, Rest, Share, Meet, Add, Retire)
 
 
 def not_ours(effect: object) -> TypeError:

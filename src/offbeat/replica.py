@@ -25,9 +25,10 @@ class Replica:
         x: Vec,
         buffers: Vec,
         update: Callable[[Vec], None],
-        learning_rate: Callable[[], float],
+        groups: Callable[[], list[dict[str, Any]]],
         seed: int = 0,
         horizon: int | None = None,
+        after: Callable[[], None] = lambda: None,
     ) -> None:
         self.rank, self.size, self.seed, self.horizon = rank, size, seed, horizon
         self.x = x
@@ -35,17 +36,32 @@ class Replica:
         self.t = 0
         self.memory = SimpleNamespace()
         self._update = update
-        self._learning_rate = learning_rate
+        self._groups, self._after = groups, after
 
     @property
     def lr(self) -> float:
         """The inner optimiser's learning rate now (its first parameter group's)."""
-        return self._learning_rate()
+        groups = self._groups()
+        return float(groups[0]["lr"]) if groups else 0.0
 
-    def step(self, g: Vec | None) -> None:
-        """Let the inner optimiser take a step with gradient ``g``; without one, nothing moves (momentum neither)."""
-        if g is not None:
+    def step(self, g: Vec | None, lr_scale: float = 1.0) -> None:
+        """Let the inner optimiser take a step with gradient ``g``; without one, nothing moves (momentum neither).
+
+        ``lr_scale`` multiplies the learning rate for this step.
+        """
+        if g is None:
+            return
+        if lr_scale == 1.0:
             self._update(g)
+        else:
+            groups = self._groups()
+            rates = [group["lr"] for group in groups]
+            for group in groups:
+                group["lr"] = group["lr"] * lr_scale
+            self._update(g)
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
+        self._after()
 
     def steps(self) -> Steps:
         """The steps of the run, from where it stands (after a resume not from 0); everybody takes all of them."""

@@ -87,8 +87,11 @@ class Tray:
         return Snapshot(value, tuple(pieces), self.deposits)
 
     def put_back(self, snapshot: Snapshot) -> None:
-        """The round failed: what was taken is owed again."""
+        """The round failed: what was taken is owed again, or lost if something newer has taken its place."""
         if self.absent == "last" or snapshot.value is None:
+            return
+        if self.absent == "drop" and self.value is not None:
+            self.lost += snapshot.pieces
             return
         self.value = snapshot.value if self.value is None else snapshot.value.add_(self.value)
         self.pieces = [*snapshot.pieces, *self.pieces]

@@ -107,6 +107,10 @@ class Vec:
         """The number a vector of one number holds; a phantom's is 0."""
         return float(self.parts[0].item()) if self.parts else 0.0
 
+    def tolist(self) -> list[float]:
+        """The numbers a short vector holds; a phantom's are 0."""
+        return [float(v) for p in self.parts for v in p.tolist()] or [0.0] * (self._phantom_bytes // 8)
+
     def fragments(self, count: int) -> list[Vec]:
         """``count`` contiguous stretches as equal as possible, as views, first to last."""
         total = self.numel
@@ -129,9 +133,14 @@ class Vec:
 
 def scalar(value: float, like: Vec) -> Vec:
     """A vector of one float64 number, where ``like`` lives (a phantom beside a phantom)."""
+    return numbers([value], like)
+
+
+def numbers(values: Sequence[float], like: Vec) -> Vec:
+    """A few float64 numbers as a vector, so that they can be mixed (a phantom beside a phantom)."""
     if not like.parts:
-        return Vec((), 8)
-    return Vec((torch.tensor([value], dtype=torch.float64, device=like.parts[0].device),))
+        return Vec((), 8 * len(values))
+    return Vec((torch.tensor(values, dtype=torch.float64, device=like.parts[0].device),))
 
 
 def pack(*vecs: Vec) -> Vec:

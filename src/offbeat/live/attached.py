@@ -69,7 +69,7 @@ class Attached(torch.optim.Optimizer):
             self._flat.x,
             self._flat.buffers,
             self._update,
-            lambda: float(inner.param_groups[0]["lr"]),
+            lambda: inner.param_groups,
             seed,
             steps,
         )

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import secrets
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
-
-import torch.distributed as dist
 
 from offbeat import waiting
 from offbeat.effects import Channel, Got, Open, Share
 from offbeat.live.board import START_S, Board
 from offbeat.live.clerk import Clerk
 from offbeat.live.errors import OffbeatError, PeerFailed
+from offbeat.live.group import Group
 from offbeat.live.hub import Hub, connect
 from offbeat.live.parties import Parties
 from offbeat.live.porter import Porter
@@ -69,7 +66,7 @@ class Desk:
         channel = effect.channel
         connection = self._meet_at_hub(Referee(channel.rules, me.size, me.seed))
         self._channel = channel
-        self._parties = Parties(channel, me.rank, me.size, Waiter(self._board, self._patience_s))
+        self._parties = Parties(channel, self._board, Waiter(self._board, self._patience_s))
         self._clerk = Clerk(
             channel, effect.x, me.x, connection, self._parties, self._board, self.trace, me.seed, self._patience_s
         )
@@ -133,17 +130,17 @@ class Desk:
         if self._hub is not None:
             self._hub.join(self._patience_s)
         for group in self._groups():
-            dist.destroy_process_group(group)
+            group.close()
 
     def abandon(self) -> None:
-        """Leave without waiting for anybody; the groups are never destroyed (see ``Transport.park``)."""
+        """Leave without waiting for anybody; the groups are never destroyed (see ``Group.park``)."""
         for end in (self._clerk, self._porter):
             if end is not None:
                 end.abandon()
         for group in self._groups():
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+            group.park()
 
-    def _groups(self) -> list[Any]:
+    def _groups(self) -> list[Group]:
         return [g for end in (self._parties, self._porter) if end is not None for g in end.groups()]
 
 

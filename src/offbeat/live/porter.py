@@ -4,8 +4,8 @@ Under ``_lock`` lie the shared weights. The interleaving it prevents: the worker
 being added, and one of the two sums is lost. Both sides of a meeting add differences, never absolute values, so what
 happens between a snapshot and its answer is kept.
 
-No two porters can wait for each other: the one who asks has sent its weights and is ready to receive before its visit
-is announced, so the one who answers never waits for anything that is not on its way.
+No circle of workers can wait for each other: porters wait only for workers that have announced a visit and are already
+at the door; workers wait for porters; porters never wait for porters.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from offbeat.effects import Ticket
@@ -24,7 +22,7 @@ from offbeat.live.board import Board
 from offbeat.live.clerk import LOOK_S
 from offbeat.live.errors import PeerFailed
 from offbeat.live.hub import Frame, Word, read_frame
-from offbeat.live.transport import LONG
+from offbeat.live.group import Group
 from offbeat.live.waiting import Waiter
 from offbeat.trace import Round, Trace
 from offbeat.vector import Vec, wide
@@ -50,9 +48,11 @@ class Porter:
         self._rank, self._patience_s = board.rank, patience_s
         self._lock = threading.Condition()
         self._y = Vec([p.to(device="cpu", dtype=wide(p.dtype), copy=True) for p in x.parts])
-        self._group: Any = dist.new_group(backend="gloo", timeout=LONG) if board.size > 1 else None
+        # One group for each pair and direction: visits there and back never share a queue, as two threads serve them.
+        self._out: dict[int, Group] = {}
+        self._in: dict[int, Group] = {}
         self._worker, self._visitors = Waiter(board, patience_s), Waiter(board, patience_s)
-        self._visits = self._changed = 0
+        self._changed = 0
         self._over = False
         self._failure: BaseException | None = None
         self.wire_bytes = 0
@@ -66,20 +66,23 @@ class Porter:
     # The worker's thread.
 
     def meet(self, peer: int) -> Visit:
-        """Send my weights to ``peer`` and be ready for its answer, then announce the visit."""
+        """Announce a visit, send my weights to ``peer`` and be ready for its answer."""
         with self._lock:
             sent = self._y.clone()
         half = sent.zeros_like()
-        works: list[dist.Work | None] = []
+        works: list[dist.Work] = []
         if peer != self._rank:
-            number = self._visits
-            self._visits += 1
-            for k, (s, h) in enumerate(zip(sent.parts, half.parts, strict=True)):
-                works.append(dist.irecv(h, src=peer, group=self._group, tag=_tag(number, k, back=True)))
-                works.append(dist.isend(s, dst=peer, group=self._group, tag=_tag(number, k, back=False)))
+            self._tell(Frame(Word.MEET, self._rank, peer))
+            if peer not in self._out:
+                self._out[peer] = self._pair(self._rank, peer, self._worker)
+            works = [self._out[peer].broadcast(s, self._rank) for s in sent.parts]
+            works += [self._out[peer].broadcast(h, peer) for h in half.parts]
             self.wire_bytes += sent.nbytes
-            self._tell(Frame(Word.MEET, self._rank, peer, number))
-        return Visit(peer, sent, half, [w for w in works if w is not None])
+        return Visit(peer, sent, half, works)
+
+    def _pair(self, visitor: int, visited: int, waiter: Waiter) -> Group:
+        ranks = (min(visitor, visited), max(visitor, visited))
+        return Group(f"visit-{visitor}-{visited}", ranks, self._board, waiter)
 
     def finish(self, visit: Visit) -> None:
         """Take the other half of the difference out of my weights."""
@@ -130,8 +133,8 @@ class Porter:
         except OSError:
             pass
 
-    def groups(self) -> list[Any]:
-        return [self._group] if self._group is not None else []
+    def groups(self) -> list[Group]:
+        return [*self._out.values(), *self._in.values()]
 
     def _tell(self, frame: Frame) -> None:
         try:
@@ -153,7 +156,7 @@ class Porter:
                 if frame is None:
                     raise PeerFailed("the connection to rank 0's hub was closed; rank 0 has ended")
                 if frame.word is Word.MEET:
-                    self._visited(frame.rank, frame.b)
+                    self._visited(frame.rank)
                 elif frame.word is Word.FLUSH:
                     with self._lock:
                         self._over = True
@@ -163,25 +166,15 @@ class Porter:
                 self._failure = error
                 self._lock.notify_all()
 
-    def _visited(self, visitor: int, number: int) -> None:
-        theirs = self._y.zeros_like()
-        works = [
-            dist.irecv(t, src=visitor, group=self._group, tag=_tag(number, k, back=False))
-            for k, t in enumerate(theirs.parts)
-        ]
-        self._visitors.wait([w for w in works if w is not None], f"rank {visitor}'s weights")
+    def _visited(self, visitor: int) -> None:
+        if visitor not in self._in:
+            self._in[visitor] = self._pair(visitor, self._rank, self._visitors)
+        group, theirs = self._in[visitor], self._y.zeros_like()
+        self._visitors.wait([group.broadcast(t, visitor) for t in theirs.parts], f"rank {visitor}'s weights")
         with self._lock:
             half = (theirs - self._y) * 0.5
             self._y.add_(half)
             self._changed += 1
-        replies = [
-            dist.isend(h, dst=visitor, group=self._group, tag=_tag(number, k, back=True))
-            for k, h in enumerate(half.parts)
-        ]
         self.wire_bytes += half.nbytes
-        self._visitors.wait([w for w in replies if w is not None], f"rank {visitor} to take its half")
-
-
-def _tag(number: int, part: int, back: bool) -> int:
-    """The n-th visit of one rank; its way there and its way back are told apart."""
-    return (number * 32 + part * 2 + back) % 2**30
+        works = [group.broadcast(h, self._rank) for h in half.parts]
+        self._visitors.wait(works, f"rank {visitor} to take its half")

@@ -117,6 +117,8 @@ def simulate(
         trace,
         ask=fleet.ask if fleet else lambda rank, step: None,
         gradient=fleet.gradient if fleet else lambda rank: replicas[rank].x,
+        rows=fleet.rows if fleet else lambda rank, step: 32,
+        union=fleet.union if fleet else lambda rank, pieces: replicas[rank].x,
         retired=lambda rank: retired.__setitem__(rank, replicas[rank].x.clone()),
     )
     world.run()
@@ -142,16 +144,17 @@ def simulate(
 
 def _replica(fleet: Fleet | None, rank: int, size: int, seed: int, steps: int | None, parameters: int) -> Replica:
     if fleet is None:
-        return Replica(rank, size, Vec((), 4 * parameters), Vec(()), lambda g: None, lambda: 0.0, seed, steps)
+        return Replica(rank, size, Vec((), 4 * parameters), Vec(()), lambda g: None, list, seed, steps)
     return Replica(
         rank,
         size,
         fleet.x[rank],
         fleet.buffers[rank],
         lambda g: fleet.update(rank, g),
-        lambda: fleet.learning_rate(rank),
+        lambda: fleet.groups(rank),
         seed,
         steps,
+        lambda: fleet.tick(rank),
     )
 
 

@@ -62,14 +62,17 @@ class Fleet:
             raise ValueError("LBFGS evaluates the loss inside its step; use an optimizer whose step needs no closure")
         return optimizer
 
-    def learning_rate(self, rank: int) -> float:
-        return float(self._optimizers[rank].param_groups[0]["lr"])
+    def groups(self, rank: int) -> list[dict[str, Any]]:
+        return self._optimizers[rank].param_groups
 
     def update(self, rank: int, g: Vec) -> None:
         """One optimiser step of worker ``rank``."""
         if g is not self.g[rank]:
             self.g[rank].copy_(g)
         self._optimizers[rank].step()
+
+    def tick(self, rank: int) -> None:
+        """An optimiser step is over: the learning-rate schedule moves on."""
         scheduler = self._schedulers[rank]
         if scheduler is not None:
             scheduler.step()
@@ -87,6 +90,30 @@ class Fleet:
         if any(r == rank for r, _ in self._due):
             self._compute()
         return self.g[rank]
+
+    def rows(self, rank: int, step: int) -> int:
+        """How many samples worker ``rank``'s batch ``step`` has."""
+        return int(self.task.take(rank, step)[0].shape[0])
+
+    def union(self, rank: int, pieces: list[tuple[int, int, int, int]]) -> Vec:
+        """Σ over samples of their gradients at the weights of now. A piece is (batch, from row, to row, round)."""
+        total = self.g[rank].zero_()
+        groups: dict[int, list[tuple[int, tuple[Tensor, ...]]]] = defaultdict(list)
+        for step, lo, hi, r in pieces:
+            groups[hi - lo].append((r, tuple(b[lo:hi] for b in self.task.take(rank, step))))
+        for samples, members in groups.items():
+            stacked = [torch.stack(columns) for columns in zip(*(batch for _, batch in members), strict=True)]
+            grads, values, state = self._evaluate(torch.tensor([rank] * len(members)), stacked)
+            for k, part in enumerate(total.parts):
+                columns = [grads[s.name].reshape(len(members), -1) for s in self.layout.slots if s.part == k]
+                part.add_(torch.cat(columns, dim=1).sum(dim=0), alpha=float(samples))
+            last = torch.tensor([rank])
+            self._store(self.floating, self.B, last, {n: s[-1:] for n, s in state.items()})
+            self._store(self.counting, self.N, last, {n: s[-1:] for n, s in state.items()})
+            for (r, _), value in zip(members, values.tolist(), strict=True):
+                self._loss_sum[r] += value * samples
+                self._loss_count[r] += samples
+        return total
 
     def losses(self) -> Tensor:
         """The training loss of each step, averaged over the workers that took it."""
@@ -110,25 +137,30 @@ class Fleet:
                 self._loss_count[step] += 1
 
     def _gradients(self, ranks: Tensor, batch: list[Tensor]) -> Tensor:
+        grads, values, state = self._evaluate(ranks, batch)
+        self._store(self.layout, self.G, ranks, grads)
+        self._store(self.floating, self.B, ranks, state)
+        self._store(self.counting, self.N, ranks, state)
+        return values
+
+    def _evaluate(
+        self, ranks: Tensor, batch: list[Tensor]
+    ) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
+        """Gradients, losses and new buffers of the workers ``ranks``, one row each."""
         weights = self._tensors(self.layout, self.X, ranks)
         state = {**self._tensors(self.floating, self.B, ranks), **self._tensors(self.counting, self.N, ranks)}
         device = next(iter(weights.values())).device
         batch = [b.to(device) for b in batch]
         if not self._one_by_one:
             try:
-                grads, (values, state) = vmap(grad_and_value(self._loss, has_aux=True), randomness="different")(
-                    weights, state, *batch
-                )
+                function = vmap(grad_and_value(self._loss, has_aux=True), randomness="different")
+                grads, (values, state) = function(weights, state, *batch)
+                return grads, values.detach(), state
             except RuntimeError as error:
                 reason = str(error).splitlines()[0]
                 warnings.warn(f"gradients are computed one worker at a time, since vmap refused: {reason}", stacklevel=2)
                 self._one_by_one = True
-        if self._one_by_one:
-            grads, values, state = self._loop(ranks, weights, state, batch)
-        self._store(self.layout, self.G, ranks, grads)
-        self._store(self.floating, self.B, ranks, state)
-        self._store(self.counting, self.N, ranks, state)
-        return values.detach()
+        return self._loop(ranks, weights, state, batch)
 
     def _loss(self, weights: dict[str, Tensor], state: dict[str, Tensor], *batch: Tensor) -> tuple[Tensor, Any]:
         state = {name: tensor.clone() for name, tensor in state.items()}

@@ -14,6 +14,7 @@ import simpy
 
 from offbeat.effects import (
     Add,
+    Batch,
     Begin,
     Channel,
     Effect,
@@ -34,6 +35,7 @@ from offbeat.effects import (
 )
 from offbeat.replica import Replica
 from offbeat.sim.exchange import Exchanges, Pending
+from offbeat.sim.micro import MicroBatches, Piece
 from offbeat.sim.network import Network
 from offbeat.sim.partial import Partial
 from offbeat.sim.shared import Shared
@@ -77,6 +79,8 @@ class World:
         trace: Trace,
         ask: Callable[[int, int], None],
         gradient: Callable[[int], Vec],
+        rows: Callable[[int, int], int],
+        union: Callable[[int, list[Piece]], Vec],
         retired: Callable[[int], None],
     ) -> None:
         self.env = simpy.Environment()
@@ -85,6 +89,7 @@ class World:
         self.wait_s = [0.0] * len(replicas)
         self.exchanges = Exchanges(self.env, network, trace, self._arrived)
         self.partials: dict[str, Partial] = {}
+        self._micro = MicroBatches(self.env, network, compute_s, delay_s, trace, len(replicas), rows, union)
         self.shared = Shared(self.env, network, trace, self._arrived)
         self._network = network
         self._more, self._compute_s, self._delay_s = more, compute_s, delay_s
@@ -96,6 +101,7 @@ class World:
             Next: self._next,
             Grad: self._grad,
             GradMix: self._grad_mix,
+            Batch: self._batch,
             Mix: self._mix,
             Begin: self._begin,
             Finish: self._finish,
@@ -217,6 +223,11 @@ class World:
         pending = self.exchanges.gradient(worker.me, seq, effect.W, effect.codec, now + delay, compute, gradient)
         pending.waiter = worker
         return _LATER
+
+    def _batch(self, worker: Worker, effect: Batch) -> object:
+        if worker.idle:
+            return None
+        return self._answered(worker, lambda go: self._micro.begin(worker.rank, worker.taken - 1, effect, go))
 
     # Mixing.
 

@@ -17,6 +17,7 @@ from offbeat.strategies import eager as _eager
 from offbeat.strategies import local_sgd as _local_sgd
 from offbeat.strategies import matcha as _matcha
 from offbeat.strategies import noloco as _noloco
+from offbeat.strategies import nonblocking as _nonblocking
 from offbeat.strategies import qsgd as _qsgd
 from offbeat.strategies import sgp as _sgp
 from offbeat.strategies import wagma as _wagma
@@ -30,6 +31,7 @@ from offbeat.strategies.eager import eager
 from offbeat.strategies.local_sgd import local_sgd
 from offbeat.strategies.matcha import matcha
 from offbeat.strategies.noloco import noloco
+from offbeat.strategies.nonblocking import nonblocking
 from offbeat.strategies.qsgd import qsgd
 from offbeat.strategies.sgp import sgp
 from offbeat.strategies.wagma import wagma
@@ -55,6 +57,7 @@ STRATEGIES: dict[str, Card] = {
         (_dasgd, dasgd),
         (_eager, eager),
         (_wagma, wagma),
+        (_nonblocking, nonblocking),
         (_dpsgd, dpsgd),
         (_ad_psgd, ad_psgd),
         (_sgp, sgp),

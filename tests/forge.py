@@ -1,0 +1,200 @@
+"""Jobs of several processes for the live tests.
+
+Importing torch takes seconds, so one process imports it and then forks the workers of one job after the other. Each
+worker is a whole process, down to the end of its interpreter, and meets the others as under torchrun: at a store that
+none of them hosts (or that rank 0 hosts, where a job says so).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Job:
+    """``function(rank, *args)`` of the module ``module`` on ``size`` processes."""
+
+    module: str
+    function: str
+    size: int
+    args: tuple[Any, ...] = ()
+    timeout_s: float = 60.0
+    rank_0_hosts: bool = False
+
+
+@dataclass
+class Outcome:
+    """How one worker ended."""
+
+    value: Any = None
+    returned: bool = False
+    error: str = ""
+    exit_code: int | None = None
+    ended_s: float = 0.0
+    hung: bool = False
+    stderr: str = field(default="", repr=False)
+
+
+def run(jobs: list[Job]) -> list[list[Outcome]]:
+    """The outcomes of all workers of all jobs."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "jobs").write_bytes(pickle.dumps(jobs))
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        command = [sys.executable, "-W", "error", __file__, folder]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr[-4000:]
+        return pickle.loads(Path(folder, "outcomes").read_bytes())
+
+
+def values(outcomes: list[Outcome]) -> list[Any]:
+    """What the workers returned, if all did, and ended well."""
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.returned and outcome.exit_code == 0, f"rank {rank}: {outcome}\n{outcome.stderr[-3000:]}"
+    return [outcome.value for outcome in outcomes]
+
+
+# Inside the forge.
+
+
+def _forge(folder: Path) -> Callable[[], None] | None:
+    """Run all jobs. In a worker this returns the function to run, so that its end is the end of a plain script."""
+    import torch
+
+    import offbeat  # noqa: F401
+
+    torch.set_num_threads(1)
+    torch.optim.SGD([torch.zeros(1)])  # imports torch's compiler: better once than in every worker
+    jobs = pickle.loads((folder / "jobs").read_bytes())
+    for module in {job.module for job in jobs}:
+        importlib.import_module(module)
+    all_outcomes = []
+    for number, job in enumerate(jobs):
+        place = folder / str(number)
+        place.mkdir()
+        port = _free_port()
+        agent = None if job.rank_0_hosts else _agent(port)
+        pids = []
+        for rank in range(job.size):
+            pid = os.fork()
+            if pid == 0:
+                return _worker(job, rank, port, place)
+            pids.append(pid)
+        all_outcomes.append(_collect(job, place, pids))
+        if agent is not None:
+            os.kill(agent, signal.SIGKILL)
+            os.waitpid(agent, 0)
+    (folder / "outcomes").write_bytes(pickle.dumps(all_outcomes))
+    return None
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def _agent(port: int) -> int:
+    """A process that hosts the store, as torchrun's agent does."""
+    ready, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        import torch.distributed as dist
+
+        store = dist.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
+        os.write(tell, b"1")
+        while True:
+            signal.pause()
+            del store
+    os.read(ready, 1)
+    os.close(ready)
+    os.close(tell)
+    return pid
+
+
+def _worker(job: Job, rank: int, port: int, place: Path) -> Callable[[], None]:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job.size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
+    if not job.rank_0_hosts:
+        os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
+    stderr = os.open(place / f"{rank}.stderr", os.O_CREAT | os.O_WRONLY)
+    os.dup2(stderr, 2)
+
+    def work() -> None:
+        function = getattr(importlib.import_module(job.module), job.function)
+        value = function(rank, *job.args)
+        (place / f"{rank}.value").write_bytes(pickle.dumps(value))
+
+    return work
+
+
+def _collect(job: Job, place: Path, pids: list[int]) -> list[Outcome]:
+    outcomes = [Outcome() for _ in pids]
+    start, waiting = time.monotonic(), dict(enumerate(pids))
+    while waiting:
+        for rank, pid in list(waiting.items()):
+            late = time.monotonic() - start > job.timeout_s
+            if late:
+                os.kill(pid, signal.SIGKILL)
+            ended, status = os.waitpid(pid, 0 if late else os.WNOHANG)
+            if ended:
+                del waiting[rank]
+                outcomes[rank].hung = late
+                outcomes[rank].exit_code = os.waitstatus_to_exitcode(status)
+                outcomes[rank].ended_s = time.monotonic() - start
+        time.sleep(0.002)
+    for rank, outcome in enumerate(outcomes):
+        file = place / f"{rank}.value"
+        if file.exists():
+            outcome.value, outcome.returned = pickle.loads(file.read_bytes()), True
+        outcome.stderr = (place / f"{rank}.stderr").read_text()
+        outcome.error = (outcome.stderr.strip().splitlines() or [""])[-1]
+    return outcomes
+
+
+def attempt(action: Callable[[], Any]) -> str:
+    """The error of ``action`` as text, or "" if there was none."""
+    try:
+        action()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def table(rank: int, module: str, names: list[str]) -> dict[str, tuple[str, Any]]:
+    """Several scenarios one after the other in one group of processes; a scenario that raises is told with the rest."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    out = {}
+    for name in names:
+        try:
+            out[name] = ("returned", getattr(importlib.import_module(module), name)(rank))
+        except Exception:
+            out[name] = ("raised", traceback.format_exc())
+    dist.destroy_process_group()
+    return out
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    import forge  # under its own name, which the pickles bear
+
+    work = forge._forge(Path(sys.argv[1]))
+    if work is not None:
+        work()
