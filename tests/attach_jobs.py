@@ -6,6 +6,7 @@ import copy
 import io
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -628,7 +629,7 @@ def s_mismatches(rank: int) -> Any:
     out = {}
     for name, case in cases.items():
         model, strategy, settings = case()
-        out[name] = attempt(lambda: ob.attach(sgd(model), model, strategy, **settings))
+        out[name] = attempt(partial(ob.attach, sgd(model), model, strategy, **settings))
     return out
 
 

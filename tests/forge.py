@@ -61,7 +61,7 @@ def run(jobs: list[Job]) -> list[list[Outcome]]:
 def values(outcomes: list[Outcome]) -> list[Any]:
     """What the workers returned, if all did, and ended well."""
     for rank, outcome in enumerate(outcomes):
-        assert outcome.returned and outcome.exit_code == 0, f"rank {rank}: {outcome}\n{outcome.stderr[-3000:]}"
+        assert (outcome.returned, outcome.exit_code) == (True, 0), f"rank {rank}: {outcome}\n{outcome.stderr[-3000:]}"
     return [outcome.value for outcome in outcomes]
 
 

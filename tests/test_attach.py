@@ -1,4 +1,4 @@
-"""What a user may rely on when an optimiser is attached. The scenarios are in attach_jobs, and run on three processes."""
+"""What a user may rely on when an optimiser is attached. The scenarios are in attach_jobs, for three processes."""
 
 from __future__ import annotations
 

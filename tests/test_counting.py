@@ -1,7 +1,7 @@
 """Counting: a model with one slot for each sample and learning rate 1 shows what became of every sample.
 
-The gradient of a sample is −1 in its own slot, so after a run each slot holds (times applied) / P. ``witnessed`` does the
-same without autograd, and writes down what each worker sees, for the thousands of schedules of the other files.
+The gradient of a sample is −1 in its own slot, so after a run each slot holds (times applied) / P. ``witnessed``
+does the same without autograd, and writes down what each worker sees, for the thousands of schedules of other files.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Witness:
 
 
 def witnessed(strategy: ob.Strategy, gradient, dimension: int, lr: float = 1.0) -> tuple[ob.Strategy, Witness]:
-    """``strategy`` on weights of our own, with ``gradient(rank, step, weights)``, in a world that simulates time alone."""
+    """``strategy`` on weights of our own, with ``gradient(rank, step, weights)``, where only time is simulated."""
     seen = Witness()
 
     @types.coroutine

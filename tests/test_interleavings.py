@@ -1,16 +1,20 @@
 """Every order of arrivals of three workers, and thousands of random ones of up to nine: nothing hangs, nothing is lost.
 
-A worker's gradient is 1 in the slot of (rank, step); after a run each slot must hold exactly 1/P on every worker.
+For eager-SGD a worker's gradient is 1 in the slot of (rank, step); after a run each slot must hold exactly 1/P on every
+worker. Whole runs of WAGMA-SGD are compared with a second, slow simulator. And the trace says what happened.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import random
 from itertools import permutations
 
 import pytest
 import torch
 from test_counting import Witness, one_hot, witnessed
+from test_partial_laws import descend, heavy, rotating, watch
 
 import offbeat as ob
 
@@ -47,10 +51,7 @@ def _orders(left: tuple[int, ...]) -> list[tuple[int, ...]]:
     if not any(left):
         return [()]
     return [
-        (rank, *rest)
-        for rank, n in enumerate(left)
-        if n
-        for rest in _orders((*left[:rank], n - 1, *left[rank + 1 :]))
+        (rank, *rest) for rank, n in enumerate(left) if n for rest in _orders((*left[:rank], n - 1, *left[rank + 1 :]))
     ]
 
 
@@ -155,3 +156,176 @@ def test_thousands_of_random_schedules_of_wagma_end_within_their_bound():
         assert all(set(r.staleness) == set(range(workers)) for r in run.trace.rounds)
         if bound:
             assert all(s <= bound + late for r in run.trace.rounds for s in r.staleness.values()), (seed, str(strategy))
+
+
+def reference(workers, steps, group, tau, catch_up, quorum, seconds, latency_s, lr=0.3):
+    """WAGMA-SGD once more, slowly and from the text alone: lists of numbers and a heap of (time, what happens)."""
+    groups, everyone, dimension = ob.topology.groups(workers, group), list(range(workers)), 3
+    w = [[0.0] * dimension for _ in everyone]
+    buffer = [list(x) for x in w]  # what answers for a worker
+    stamp = [0] * workers  # how many times it has been written
+    step, contained, have = [0] * workers, [0] * workers, [0] * workers
+    arrived: dict[int, set[int]] = {}
+    outcome: dict[tuple[int, int], tuple] = {}  # (round, rank) → mean, group size, my stamp in it
+    begun = [[list(x)] for x in w]
+    pending: list[tuple[int, list[int]]] = []
+    training, state = set(everyone), {"next": 0}
+    merged = [0] * workers
+    heap: list[tuple[float, int, str, object]] = []
+    ticket = itertools.count()
+    news_s = latency_s * max(0, (workers - 1).bit_length())
+
+    def later(at, what, about):
+        heapq.heappush(heap, (at, next(ticket), what, about))
+
+    def full(v):
+        return tau is not None and (v + 1) % tau == 0
+
+    def maybe_start(now):
+        v = state["next"]
+        here = arrived.get(v, set()) & training
+        need = len(training) if full(v) else min(quorum, len(training))
+        if here and len(here) >= need:
+            state["next"] += 1
+            later(now + news_s, "news", v)
+
+    def run_blocks(now):
+        for v, block in list(pending):
+            if all(have[r] == v for r in block):
+                pending.remove((v, block))
+                total = [sum(buffer[r][k] for r in block) / len(block) for k in range(dimension)]
+                later(now + 2 * (len(block) - 1) * latency_s, "result", (v, block, total, [stamp[r] for r in block]))
+
+    def merge(rank, v):
+        mean, size, mine = outcome[v, rank]
+        if mine == stamp[rank]:
+            w[rank] = list(mean)
+        elif size > 1:
+            w[rank] = [(size * m + x) / (size + 1) for m, x in zip(mean, w[rank], strict=True)]
+        merged[rank] = v + 1
+
+    def go_on(rank, now):
+        """Merge what there is to merge and begin the next step, or end."""
+        t = step[rank]
+        newest = min(have[rank], t + 1) if catch_up == "every_step" else have[rank]
+        if newest > merged[rank]:
+            merge(rank, newest - 1)
+        contained[rank] = merged[rank]
+        step[rank] += 1
+        begun[rank].append(list(w[rank]))
+        if step[rank] < steps:
+            later(now + seconds(step[rank], rank), "step", rank)
+        else:
+            training.discard(rank)
+            maybe_start(now)
+            idle(rank)
+
+    def idle(rank):
+        """No gradients any more: adopt every result, answer with what one holds."""
+        while True:
+            buffer[rank], stamp[rank] = list(w[rank]), stamp[rank] + 1
+            if merged[rank] == have[rank]:
+                return
+            merge(rank, merged[rank])
+
+    waits: dict[int, int] = {}
+    for rank in everyone:
+        later(seconds(0, rank), "step", rank)
+    while heap:
+        now, _, what, about = heapq.heappop(heap)
+        if what == "step":
+            rank, t = about, step[about]
+            g = descend(rank, t, torch.tensor(w[rank], dtype=torch.float64)).tolist()
+            w[rank] = [x - lr * d for x, d in zip(w[rank], g, strict=True)]
+            buffer[rank], stamp[rank] = list(w[rank]), stamp[rank] + 1
+            v = t if catch_up == "every_step" else have[rank]
+            counts = have[rank] <= t if catch_up == "every_step" else contained[rank] == v or full(v)
+            if counts:
+                arrived.setdefault(v, set()).add(rank)
+                waits[rank] = v
+                maybe_start(now)
+            else:
+                go_on(rank, now)
+        elif what == "news":
+            v = about
+            blocks = [everyone] if full(v) else sorted({groups(v).block(r) for r in everyone})
+            pending += [(v, list(b)) for b in blocks]
+            run_blocks(now)
+        else:
+            v, block, total, stamps = about
+            for rank, mine in zip(block, stamps, strict=True):
+                outcome[v, rank] = (total, len(block), mine)
+                have[rank] = v + 1
+            for rank in block:
+                if waits.get(rank) == v:
+                    del waits[rank]
+                    go_on(rank, now)
+                elif rank not in training:
+                    merge(rank, merged[rank])
+                    idle(rank)
+            run_blocks(now)
+    assert not waits
+    return begun, w
+
+
+SLOW_ONE = lambda step, rank: 0.41 + 0.001 * step if rank == 1 else 0.1 + 0.003 * rank  # noqa: E731
+
+
+@pytest.mark.parametrize("catch_up", ["current", "every_step"])
+@pytest.mark.parametrize(
+    ("workers", "group", "tau", "quorum"),
+    [(4, 2, 4, 1), (4, 2, None, 1), (8, 4, 5, 3), (3, 3, 4, 1), (5, 2, 3, 1), (7, 3, 10, 2), (6, 1, 4, 1)],
+)
+@pytest.mark.parametrize("latency_s", [0.0, 0.004, 0.03])
+def test_late_workers_of_wagma_blend_as_the_text_says(catch_up, workers, group, tau, quorum, latency_s):
+    for pattern in (rotating, heavy(1), heavy(2), SLOW_ONE):
+        begun, last = reference(workers, 8, group, tau, catch_up, quorum, pattern, latency_s)
+        _, seen = watch(
+            ob.wagma(group, tau, wait=quorum, catch_up=catch_up), workers, steps=8, compute_s=pattern,
+            network=ob.Network(latency_s=latency_s, bandwidth_Bps=1e30),
+        )  # fmt: skip
+        for rank in range(workers):
+            ours = torch.stack(seen.begun[rank])
+            assert torch.allclose(ours, torch.tensor(begun[rank], dtype=torch.float64), rtol=0, atol=1e-12)
+            assert torch.allclose(seen.last[rank], torch.tensor(last[rank], dtype=torch.float64), rtol=0, atol=1e-12)
+        if group > 1:
+            assert any(not got.fresh for rank in range(workers) for got in seen.got[rank]), "someone was late"
+
+
+# The trace.
+
+
+def test_the_trace_says_who_started_who_was_fresh_how_stale_and_how_long_each_one_waited():
+    # News 0.01, sum 0.02 each round. Rank 0 takes 1.0, rank 1 takes 2.5.
+    run = ob.simulate(
+        ob.eager("first", 3), None, 2, seconds=5.5, parameters=1, compute_s=lambda step, rank: [1.0, 2.5][rank],
+        network=ob.Network(latency_s=0.01, bandwidth_Bps=1e30),
+    )  # fmt: skip
+    zero, one, two, three = run.trace.rounds[:4]
+    assert [r.version for r in run.trace.rounds] == list(range(len(run.trace.rounds)))
+    assert (zero.started_by, zero.fresh, dict(zero.staleness)) == (0, (0,), {0: 0})
+    assert zero.waited_s == {0: pytest.approx(0.03), 1: 0.0}
+    assert (one.started_by, one.fresh, dict(one.staleness)) == (0, (0,), {0: 0})
+    assert (two.started_by, two.fresh, dict(two.staleness)) == (0, (0,), {0: 0, 1: 2})  # full
+    assert two.waited_s == {0: pytest.approx(0.03), 1: pytest.approx(3.09 - 2.5)}
+    assert (three.started_by, three.fresh, dict(three.staleness)) == (0, (0,), {0: 0})
+    assert [r.end_s for r in (zero, one, two)] == pytest.approx([1.03, 2.06, 3.09])
+
+
+@pytest.mark.parametrize("make", [ob.eager, ob.wagma])
+@pytest.mark.parametrize("catch_up", ["current", "every_step"])
+def test_what_the_rounds_made_workers_wait_is_what_they_waited(make, catch_up):
+    run = ob.simulate(make(catch_up=catch_up), None, 5, 12, compute_s=heavy(8), parameters=1)
+    total = [sum(r.waited_s.get(rank, 0.0) for r in run.trace.rounds) for rank in range(5)]
+    assert total == pytest.approx(run.wait_s)
+
+
+def test_the_weights_that_all_begin_with_are_nobodys_fresh_work():
+    run = ob.simulate(ob.wagma(2, tau=None), None, 4, 3, parameters=1, compute_s=lambda step, rank: 1.0 + rank)
+    assert run.trace.rounds[0].fresh == (0,)
+
+
+def test_a_round_of_many_groups_has_one_record():
+    run = ob.simulate(ob.wagma(2, tau=4), None, 8, 10, parameters=1, compute_s=heavy(0))
+    assert [r.version for r in run.trace.rounds] == list(range(len(run.trace.rounds)))
+    assert all(set(r.staleness) == set(r.waited_s) == set(range(8)) for r in run.trace.rounds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import random
 
@@ -53,7 +52,8 @@ def equal_rows(rows) -> bool:
 
 @given(
     st.integers(1, 9), st.integers(0, 8), st.sampled_from(WAITS), st.sampled_from(["current", "every_step"]),
-    st.sampled_from(["queue", "latest"]), st.sampled_from(["carry", "drop"]), st.booleans(), st.sampled_from([None, 1, 3]),
+    st.sampled_from(["queue", "latest"]), st.sampled_from(["carry", "drop"]), st.booleans(),
+    st.sampled_from([None, 1, 3]),
 )  # fmt: skip
 @settings(max_examples=30)
 def test_with_nobody_late_eager_is_allreduce_bit_for_bit(workers, steps, wait, catch_up, apply, stale, at_once, every):
@@ -106,7 +106,7 @@ def test_replicas_that_apply_only_the_latest_result_drift_and_never_apply_one_tw
 @settings(max_examples=20)
 def test_a_full_round_leaves_nothing_owed_and_nobody_behind(catch_up, seed):
     every, workers, steps = 4, 4, 8
-    run, seen = watch(ob.eager("first", every, catch_up=catch_up), workers, steps=steps, compute_s=heavy(seed))
+    run, _ = watch(ob.eager("first", every, catch_up=catch_up), workers, steps=steps, compute_s=heavy(seed))
     for full in (r for r in run.trace.rounds if r.started_by >= 0 and (r.version + 1) % every == 0):
         assert catch_up == "current" or full.fresh == tuple(range(workers))
         following = [r for r in run.trace.rounds if full.version < r.version < full.version + every]
@@ -138,7 +138,7 @@ def test_someone_is_fresh_in_every_round_that_is_not_full(catch_up, late):
 
 
 def test_leftovers_beside_a_new_gradient_do_not_make_it_stale():
-    # Rank 1's first gradient comes while round 0 is under way. Its second is in time for round 1, with the first beside it.
+    # Rank 1's first gradient comes while round 0 is under way. Its second is in time for round 1, the first beside it.
     run = ob.simulate(
         ob.eager("first", None), None, 2, 3, parameters=1, network=ob.Network(latency_s=0.1),
         compute_s=lambda step, rank: 1.0 + (0.15 if rank == 1 and step == 0 else 0.0),
@@ -151,9 +151,8 @@ def test_leftovers_beside_a_new_gradient_do_not_make_it_stale():
 @both_ways
 def test_the_drawn_initiator_starts_its_round_and_is_fresh_in_it(catch_up):
     workers, seed, seen = 5, 11, set()
-    run = ob.simulate(
-        ob.eager("majority", None, catch_up=catch_up), None, workers, seconds=20.0, seed=seed, compute_s=heavy(4), parameters=1
-    )
+    strategy = ob.eager("majority", None, catch_up=catch_up)
+    run = ob.simulate(strategy, None, workers, seconds=20.0, seed=seed, compute_s=heavy(4), parameters=1)
     last_s = min(run.finished_s)
     for r in run.trace.rounds:
         if r.started_by >= 0 and r.end_s < last_s:
@@ -204,11 +203,12 @@ def test_a_chronic_straggler_starts_no_rounds_of_its_own():
 
 
 def test_the_number_of_rounds_does_not_grow_with_the_number_of_workers():
-    spread = ob.delays.uniform(0.09, 0.11)
-    rounds = {p: len(ob.simulate(ob.eager("first", None), None, p, seconds=10.0, compute_s=spread, parameters=1).trace.rounds)
-              for p in (1, 4, 16)}  # fmt: skip
-    assert rounds[16] < 1.15 * rounds[1]
-    assert rounds[4] < 1.15 * rounds[1]
+    def rounds(workers: int) -> int:
+        how = {"seconds": 10.0, "compute_s": ob.delays.uniform(0.09, 0.11), "parameters": 1}
+        return len(ob.simulate(ob.eager("first", None), None, workers, **how).trace.rounds)
+
+    assert rounds(4) < 1.15 * rounds(1)
+    assert rounds(16) < 1.15 * rounds(1)
 
 
 @pytest.mark.parametrize(("wait", "least"), [(1, 1), (2, 2), (5, 5), (0.5, 3), (1.0, 5), (0.21, 2)])
@@ -261,7 +261,6 @@ def test_a_bound_waits_only_when_it_must():
 
     free, bounded = end_s(sync_every=None), end_s(sync="bounded", staleness=3)
     assert free < bounded < end_s(wait="everyone")
-    assert end_s(sync="bounded", staleness=1000) == free
 
 
 def test_a_bound_that_is_never_reached_changes_nothing():
@@ -280,7 +279,9 @@ def early(rank: int, step: int, x: torch.Tensor) -> torch.Tensor:
     return noise(rank, 0, len(x)) if step == 0 else torch.zeros_like(x)
 
 
-@pytest.mark.parametrize(("workers", "group", "rounds"), [(4, 2, 2), (8, 2, 3), (16, 4, 2), (16, 2, 4), (9, 9, 1), (8, 8, 1)])
+@pytest.mark.parametrize(
+    ("workers", "group", "rounds"), [(4, 2, 2), (8, 2, 3), (16, 4, 2), (16, 2, 4), (9, 9, 1), (8, 8, 1)]
+)
 def test_with_nobody_late_rounds_preserve_the_mean_and_end_in_consensus(workers, group, rounds):
     _, seen = watch(ob.wagma(group, tau=None), workers, early, steps=rounds + 1)
     rows = [torch.stack([seen.begun[rank][t] for rank in range(workers)]) for t in range(1, rounds + 2)]
@@ -352,8 +353,8 @@ def test_replicas_are_bitwise_equal_after_every_full_round(catch_up, workers):
 @both_ways
 def test_weights_stay_between_the_deposits_they_are_made_of(catch_up):
     tau, workers, steps = 4, 4, 9
-    # Step for round, a deposit answers for at most tau rounds. With global rounds its number is that of the results it was
-    # begun with, which in a full round may be tau − 1 rounds back.
+    # Step for round, a deposit answers for at most tau rounds. With global rounds its number is that of the results it
+    # was begun with, which in a full round may be tau − 1 rounds back.
     oldest = tau if catch_up == "every_step" else 2 * tau
     for seed in range(10):
         _, seen = watch(ob.wagma(2, tau=tau, catch_up=catch_up), workers, steps=steps, compute_s=heavy(seed))
@@ -371,175 +372,3 @@ def test_the_mean_is_not_preserved_when_someone_is_late():
     _, seen = watch(ob.wagma(4, tau=None), 4, early, steps=8, compute_s=rotating)
     mean = -0.3 * torch.stack([noise(rank, 0) for rank in range(4)]).mean(0)
     assert not torch.allclose(torch.stack(list(seen.last.values())).mean(0), mean, rtol=0, atol=1e-3)
-
-
-def reference(workers, steps, group, tau, catch_up, quorum, seconds, latency_s, lr=0.3):
-    """WAGMA-SGD once more, slowly and from the text alone: lists of numbers and a heap of (time, what happens)."""
-    groups = ob.topology.groups(workers, group)
-    everyone = list(range(workers))
-    dimension = 3
-    w = [[0.0] * dimension for _ in everyone]
-    buffer = [list(x) for x in w]  # what answers for a worker
-    stamp = [0] * workers  # how many times it has been written
-    step, contained, have = [0] * workers, [0] * workers, [0] * workers
-    arrived: dict[int, set[int]] = {}
-    outcome: dict[tuple[int, int], tuple] = {}  # (round, rank) → mean, group size, my stamp in it
-    begun = [[list(x)] for x in w]
-    pending: list[tuple[int, list[int]]] = []
-    training, state = set(everyone), {"next": 0}
-    merged = [0] * workers
-    heap: list[tuple[float, int, str, object]] = []
-    ticket = itertools.count()
-    news_s = latency_s * max(0, (workers - 1).bit_length())
-
-    def later(at, what, about):
-        heapq.heappush(heap, (at, next(ticket), what, about))
-
-    def full(v):
-        return tau is not None and (v + 1) % tau == 0
-
-    def maybe_start(now):
-        v = state["next"]
-        here = arrived.get(v, set()) & training
-        need = len(training) if full(v) else min(quorum, len(training))
-        if here and len(here) >= need:
-            state["next"] += 1
-            later(now + news_s, "news", v)
-
-    def run_blocks(now):
-        for v, block in list(pending):
-            if all(have[r] == v for r in block):
-                pending.remove((v, block))
-                total = [sum(buffer[r][k] for r in block) / len(block) for k in range(dimension)]
-                later(now + 2 * (len(block) - 1) * latency_s, "result", (v, block, total, [stamp[r] for r in block]))
-
-    def merge(rank, v):
-        mean, size, mine = outcome[v, rank]
-        if mine == stamp[rank]:
-            w[rank] = list(mean)
-        elif size > 1:
-            w[rank] = [(size * m + x) / (size + 1) for m, x in zip(mean, w[rank], strict=True)]
-        merged[rank] = v + 1
-
-    def go_on(rank, now):
-        """Merge what there is to merge and begin the next step, or end."""
-        t = step[rank]
-        newest = min(have[rank], t + 1) if catch_up == "every_step" else have[rank]
-        if newest > merged[rank]:
-            merge(rank, newest - 1)
-        contained[rank] = merged[rank]
-        step[rank] += 1
-        begun[rank].append(list(w[rank]))
-        if step[rank] < steps:
-            later(now + seconds(step[rank], rank), "step", rank)
-        else:
-            training.discard(rank)
-            maybe_start(now)
-            idle(rank)
-
-    def idle(rank):
-        """No gradients any more: adopt every result, answer with what one holds."""
-        while True:
-            buffer[rank], stamp[rank] = list(w[rank]), stamp[rank] + 1
-            if merged[rank] == have[rank]:
-                return
-            merge(rank, merged[rank])
-
-    waits: dict[int, int] = {}
-    for rank in everyone:
-        later(seconds(0, rank), "step", rank)
-    while heap:
-        now, _, what, about = heapq.heappop(heap)
-        if what == "step":
-            rank, t = about, step[about]
-            g = descend(rank, t, torch.tensor(w[rank], dtype=torch.float64)).tolist()
-            w[rank] = [x - lr * d for x, d in zip(w[rank], g, strict=True)]
-            buffer[rank], stamp[rank] = list(w[rank]), stamp[rank] + 1
-            v = t if catch_up == "every_step" else have[rank]
-            counts = have[rank] <= t if catch_up == "every_step" else contained[rank] == v or full(v)
-            if counts:
-                arrived.setdefault(v, set()).add(rank)
-                waits[rank] = v
-                maybe_start(now)
-            else:
-                go_on(rank, now)
-        elif what == "news":
-            v = about
-            blocks = [everyone] if full(v) else sorted({groups(v).block(r) for r in everyone})
-            pending += [(v, list(b)) for b in blocks]
-            run_blocks(now)
-        else:
-            v, block, total, stamps = about
-            for rank, mine in zip(block, stamps, strict=True):
-                outcome[v, rank] = (total, len(block), mine)
-                have[rank] = v + 1
-            for rank in block:
-                if waits.get(rank) == v:
-                    del waits[rank]
-                    go_on(rank, now)
-                elif rank not in training:
-                    idle_take = merged[rank] < have[rank]
-                    if idle_take:
-                        merge(rank, merged[rank])
-                        idle(rank)
-            run_blocks(now)
-    assert not waits
-    return begun, w
-
-
-@both_ways
-@pytest.mark.parametrize(("workers", "group", "tau", "quorum"), [(4, 2, 4, 1), (4, 2, None, 1), (8, 4, 5, 3), (3, 3, 4, 1),
-                                                                 (5, 2, 3, 1), (7, 3, 10, 2), (6, 1, 4, 1)])  # fmt: skip
-@pytest.mark.parametrize("latency_s", [0.0, 0.004, 0.03])
-def test_late_workers_blend_as_the_text_says(catch_up, workers, group, tau, quorum, latency_s):
-    for pattern in (rotating, heavy(1), heavy(2), lambda step, rank: 0.41 + 0.001 * step if rank == 1 else 0.1 + 0.003 * rank):
-        begun, last = reference(workers, 8, group, tau, catch_up, quorum, pattern, latency_s)
-        run, seen = watch(
-            ob.wagma(group, tau, wait=quorum, catch_up=catch_up), workers, steps=8, compute_s=pattern,
-            network=ob.Network(latency_s=latency_s, bandwidth_Bps=1e30),
-        )  # fmt: skip
-        for rank in range(workers):
-            ours = torch.stack(seen.begun[rank])
-            assert torch.allclose(ours, torch.tensor(begun[rank], dtype=torch.float64), rtol=0, atol=1e-12)
-            assert torch.allclose(seen.last[rank], torch.tensor(last[rank], dtype=torch.float64), rtol=0, atol=1e-12)
-        if group > 1:
-            assert any(not got.fresh for rank in range(workers) for got in seen.got[rank]), "someone was late"
-
-
-# The trace.
-
-
-def test_the_trace_says_who_started_who_was_fresh_how_stale_and_how_long_each_one_waited():
-    # News 0.01, sum 0.02 each round. Rank 0 takes 1.0, rank 1 takes 2.5.
-    run = ob.simulate(
-        ob.eager("first", 3), None, 2, seconds=5.5, parameters=1, network=ob.Network(latency_s=0.01, bandwidth_Bps=1e30),
-        compute_s=lambda step, rank: [1.0, 2.5][rank],
-    )  # fmt: skip
-    zero, one, two, three = run.trace.rounds[:4]
-    assert [r.version for r in run.trace.rounds] == list(range(len(run.trace.rounds)))
-    assert (zero.started_by, zero.fresh, dict(zero.staleness)) == (0, (0,), {0: 0})
-    assert zero.waited_s == {0: pytest.approx(0.03), 1: 0.0}
-    assert (one.started_by, one.fresh, dict(one.staleness)) == (0, (0,), {0: 0})
-    assert (two.started_by, two.fresh, dict(two.staleness)) == (0, (0,), {0: 0, 1: 2})  # full
-    assert two.waited_s == {0: pytest.approx(0.03), 1: pytest.approx(3.09 - 2.5)}
-    assert (three.started_by, three.fresh, dict(three.staleness)) == (0, (0,), {0: 0})
-    assert [r.end_s for r in (zero, one, two)] == pytest.approx([1.03, 2.06, 3.09])
-
-
-@pytest.mark.parametrize("make", [ob.eager, ob.wagma])
-@both_ways
-def test_what_the_rounds_made_workers_wait_is_what_they_waited(make, catch_up):
-    run = ob.simulate(make(catch_up=catch_up), None, 5, 12, compute_s=heavy(8), parameters=1)
-    total = [sum(r.waited_s.get(rank, 0.0) for r in run.trace.rounds) for rank in range(5)]
-    assert total == pytest.approx(run.wait_s)
-
-
-def test_the_weights_that_all_begin_with_are_nobodys_fresh_work():
-    run = ob.simulate(ob.wagma(2, tau=None), None, 4, 3, parameters=1, compute_s=lambda step, rank: 1.0 + rank)
-    assert run.trace.rounds[0].fresh == (0,)
-
-
-def test_a_round_of_many_groups_has_one_record():
-    run = ob.simulate(ob.wagma(2, tau=4), None, 8, 10, parameters=1, compute_s=heavy(0))
-    assert [r.version for r in run.trace.rounds] == list(range(len(run.trace.rounds)))
-    assert all(set(r.staleness) == set(r.waited_s) == set(range(8)) for r in run.trace.rounds)

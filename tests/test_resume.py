@@ -81,12 +81,13 @@ def foreign_states(rank: int) -> Any:
     optimizer.finish()
     other = ob.attach(sgd(model), model, ob.local_sgd(period=8))
     said = attempt(lambda: other.load_state_dict(saved))
+    untouched = not other.state
+    known = [plain["state"][k]["momentum_buffer"].clone() for k in range(4)]
     other.load_state_dict(plain)
     momentum = [other.state[p]["momentum_buffer"].clone() for p in model.parameters()]
     _steps(rank, model, other, _scheduled(other.inner), 0, 1)
     other.finish()
-    known = [plain["state"][k]["momentum_buffer"] for k in range(4)]
-    return said, all(torch.equal(a, b) for a, b in zip(momentum, known, strict=True))
+    return said, untouched and all(torch.equal(a, b) for a, b in zip(momentum, known, strict=True))
 
 
 def uneven(rank: int) -> dict[str, tuple[Any, int]]:

@@ -77,7 +77,9 @@ class DroppingTrayMachine(TrayMachine):
         self.made += 1
 
 
-TrayMachine.TestCase.settings = DroppingTrayMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=20)
+TrayMachine.TestCase.settings = DroppingTrayMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=20
+)
 TestCarryingTray = TrayMachine.TestCase
 TestDroppingTray = DroppingTrayMachine.TestCase
 
@@ -158,12 +160,13 @@ class Table:
                 self._go_on(rank, begin=True)
 
     def moves(self) -> list[tuple[str, int]]:
-        every = range(self.size)
+        every, started, summed = range(self.size), self.referee.started, min(self.snapped)
+        there = [place.results for place in self.places]
         return [
             *(("step", r) for r in every if self.state[r] == "computing"),
-            *(("snap", r) for r in every if self.snapped[r] < self.referee.started and self.places[r].results == self.snapped[r]),
-            *(("result", r) for r in every if self.places[r].results < self.snapped[r] and min(self.snapped) > self.places[r].results),
-        ]  # fmt: skip
+            *(("snap", r) for r in every if there[r] == self.snapped[r] < started),
+            *(("result", r) for r in every if there[r] < summed),
+        ]
 
     def do(self, move: tuple[str, int]) -> None:
         what, rank = move
@@ -285,12 +288,10 @@ def walk(table: Table, draw) -> None:
 
 WAITS = [waiting.first, waiting.majority, waiting.at_least(2), waiting.at_least(0.5), waiting.everyone]
 some_rules = st.builds(
-    lambda wait, absent, limit, catch_up, late: Rules(
-        wait, absent, limit if limit and limit > 0 else None, late - limit if limit and limit < 0 else None, catch_up, late
-    ),
+    lambda wait, absent, limits, catch_up, late: Rules(wait, absent, limits[0], limits[1], catch_up, late),
     st.sampled_from(WAITS),
     st.sampled_from(["carry", "drop", "last"]),
-    st.sampled_from([None, 1, 2, 4, -1, -2, -4]),  # full rounds, or a bound
+    st.sampled_from([(None, None), (1, None), (2, None), (4, None), (None, 2), (None, 3), (None, 5)]),
     st.sampled_from(["current", "every_step"]),
     st.sampled_from([0, 1]),
 )
@@ -308,10 +309,8 @@ def test_thousands_of_seeded_orders_hold_the_same(absent, catch_up):
     for seed in range(700):
         draw = random.Random(seed)
         late, limit = draw.choice([0, 0, 1]), draw.choice([None, 1, 2, 3])
-        bounded = draw.random() < 0.5
-        rules = Rules(
-            draw.choice(WAITS), absent, None if bounded else limit, (limit or 9) + late if bounded else None, catch_up, late
-        )
+        full, bound = draw.choice([(limit, None), (None, (limit or 9) + late)])
+        rules = Rules(draw.choice(WAITS), absent, full, bound, catch_up, late)
         eager_for = [draw.random() ** 3 for _ in range(6)]  # some workers hardly ever get a turn
 
         def pick(moves, draw=draw, eager_for=eager_for):
@@ -320,12 +319,12 @@ def test_thousands_of_seeded_orders_hold_the_same(absent, catch_up):
         walk(Table(rules, [draw.randint(0, 7) for _ in range(draw.randint(1, 6))], seed), pick)
 
 
-@pytest.mark.parametrize("steps", [[4, 4], [3, 1, 2]], ids=str)
+@pytest.mark.parametrize("steps", [[3, 3], [2, 1, 1]], ids=str)
 @pytest.mark.parametrize("catch_up", ["current", "every_step"])
 @pytest.mark.parametrize(
     ("absent", "full", "bound", "late"),
-    [("carry", None, None, 0), ("carry", 2, None, 0), ("carry", None, 1, 0), ("carry", None, 2, 1), ("drop", 2, None, 1),
-     ("last", 2, None, 0), ("last", None, 1, 0)],
+    [("carry", None, None, 0), ("carry", 2, None, 0), ("carry", None, 1, 0), ("carry", None, 2, 1),
+     ("drop", 2, None, 1), ("last", 2, None, 0), ("last", None, 1, 0)],
 )  # fmt: skip
 def test_every_order_of_all_events_of_a_small_table(steps, catch_up, absent, full, bound, late):
     for wait in (waiting.first, waiting.at_least(2)):
@@ -343,7 +342,7 @@ def test_every_order_of_all_events_of_a_small_table(steps, catch_up, absent, ful
                 if key not in seen:
                     seen.add(key)
                     open_tables.append(following)
-        print("STATES", len(seen))
+        assert len(seen) >= 20
 
 
 def test_a_round_that_nobody_counts_for_does_not_start():

@@ -24,16 +24,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache, partial, wraps
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ParamSpec
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offbeat import draw
 
+P = ParamSpec("P")
 Edge = tuple[int, int]
 Row = tuple[tuple[int, float], ...]
 Workers = int | Sequence[int]
@@ -198,6 +199,20 @@ class Mixing:
 # ------------------------------------------------------------------------------------------------------- schedules
 
 
+def _remembered(make: Callable[P, Schedule]) -> Callable[P, Schedule]:
+    """Every worker of a simulation asks for the same schedule: make it once. (Lists of ranks are not remembered.)"""
+    made = lru_cache(maxsize=256)(make)
+
+    @wraps(make)
+    def ask(*args: P.args, **kwargs: P.kwargs) -> Schedule:
+        try:
+            return made(*args, **kwargs)
+        except TypeError:  # something that cannot be hashed, or wrong arguments: their own error is clearer
+            return make(*args, **kwargs)
+
+    return ask
+
+
 @dataclass(frozen=True)
 class Schedule:
     """A mixing matrix for every step: ``schedule(t)``. It repeats after ``period`` steps (None: it never does)."""
@@ -257,6 +272,7 @@ class Schedule:
         return [self(t) for t in range(self.period or _RECENT)]
 
 
+@_remembered
 def everyone(workers: Workers, *, size: int | None = None) -> Schedule:
     """The mean of all, every step."""
     members, size = _members(workers, size)
@@ -264,37 +280,44 @@ def everyone(workers: Workers, *, size: int | None = None) -> Schedule:
     return Schedule("everyone", members, size, 1, partial(_same, whole))
 
 
+@_remembered
 def complete(workers: Workers, *, size: int | None = None) -> Schedule:
     """The complete graph: the same matrix as `everyone`."""
     made = everyone(workers, size=size)
     return Schedule("complete", made.members, made.size, 1, made.rule)
 
 
+@_remembered
 def ring(workers: Workers, *, size: int | None = None) -> Schedule:
     """Oneself and both neighbours, a third each (two workers: a half each)."""
     return _fixed("ring", workers, size)
 
 
+@_remembered
 def grid(workers: Workers, *, size: int | None = None) -> Schedule:
     """A grid as square as the number of workers allows: 12 gives 3 × 4, a prime gives a line."""
     return _fixed("grid", workers, size)
 
 
+@_remembered
 def torus(workers: Workers, *, size: int | None = None) -> Schedule:
     """The grid with its borders joined: 12 gives 3 × 4, a prime gives a ring."""
     return _fixed("torus", workers, size)
 
 
+@_remembered
 def hypercube(workers: Workers, *, size: int | None = None) -> Schedule:
     """Ranks that differ in one bit. Without all 2^n corners it still is connected, a little less evenly."""
     return _fixed("hypercube", workers, size)
 
 
+@_remembered
 def exponential(workers: Workers, *, size: int | None = None) -> Schedule:
     """The static exponential graph: i and i ± 2^k modulo P, for all 2^k < P."""
     return _fixed("exponential", workers, size)
 
 
+@_remembered
 def one_peer_exponential(workers: Workers, *, size: int | None = None) -> Schedule:
     """SGP's graph: at step t everyone keeps a half and sends a half to the peer i + hop, hop = +1, −1, +2, −2, +4, …
 
@@ -306,6 +329,7 @@ def one_peer_exponential(workers: Workers, *, size: int | None = None) -> Schedu
     return Schedule("one_peer_exponential", members, size, len(hops), partial(_one_peer, p, hops))
 
 
+@_remembered
 def groups(workers: Workers, group: int | None = None, *, size: int | None = None) -> Schedule:
     """Rotating groups of ``group`` workers (default about √P), each averaging within itself.
 
@@ -324,12 +348,14 @@ def groups(workers: Workers, group: int | None = None, *, size: int | None = Non
     return Schedule(f"groups of {group}", members, size, len(rounds), partial(_blocks_of, p, rounds))
 
 
+@_remembered
 def pairs(workers: Workers, seed: int = 0, *, size: int | None = None) -> Schedule:
     """A random perfect matching a round, drawn from (seed, round); with an odd number, one worker keeps its own."""
     members, size = _members(workers, size)
     return Schedule("pairs", members, size, None, partial(_pairs, len(members), seed))
 
 
+@_remembered
 def graph(name_or_edges: str | Iterable[Edge], workers: Workers, *, size: int | None = None) -> Schedule:
     """The schedule of that name, or the fixed graph of these edges between ranks.
 

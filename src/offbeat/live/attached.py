@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from offbeat.effects import Grad, GradMix, Next, Turn
+from offbeat.effects import Batch, Done, Grad, GradMix, Next, Turn
 from offbeat.live import checks, state
 from offbeat.live.board import Board
 from offbeat.live.buckets import STEP_MODULUS, Buckets
@@ -24,6 +24,7 @@ from offbeat.live.desk import Desk
 from offbeat.live.errors import OffbeatError
 from offbeat.live.flat import Flat
 from offbeat.live.gradient import OwnGradient
+from offbeat.live.micro import MicroBatches, Stream, batches
 from offbeat.live.session import Session
 from offbeat.live.transport import Transport
 from offbeat.live.waiting import Waiter
@@ -75,6 +76,7 @@ class Attached(torch.optim.Optimizer):
         )
         self._desk = Desk(board, patience_s, self._answer_average)
         self._session = Session(strategy, self.me, self._transport, self._desk)
+        self._stream = Stream(self._flat, self._ring, self._rung)
         self._lazy_buckets: Buckets | None = None
         self._in_step = self._exchanging = self._exchanged = self._callback_waits = False
         self._backwards = self._exchanges = self._averages = 0
@@ -125,10 +127,10 @@ class Attached(torch.optim.Optimizer):
         """
         rest = dict(state_dict)
         own = rest.pop("offbeat", None)
-        self.inner.load_state_dict(rest)
-        if own is not None:
+        if own is not None:  # first, as it may refuse: then nothing is loaded
             self._session.restart(state.restore(own, self.strategy, self.me))
             self._reset_step()
+        self.inner.load_state_dict(rest)
 
     # What Offbeat adds.
 
@@ -172,6 +174,31 @@ class Attached(torch.optim.Optimizer):
         self._reset_step()
         return loss
 
+    def micro_batches(self, batch: Any, cost: Callable[[Any], float] | None = None) -> MicroBatches:
+        """Cut ``batch`` for ``nonblocking``: micro-batches until the others have moved on; the rest comes first next time.
+
+        A batch is a tensor, or a tuple, list or dict of tensors with one row a sample. ``cost`` cuts by the cost of
+        samples instead of their number. The loss of a micro-batch must be the mean over its samples.
+        """
+        self._refuse_if_closed("micro_batches()")
+        with torch.no_grad():
+            if not self._in_step:
+                self._begin()
+        asks = self._session.asks
+        if not isinstance(asks, Batch):
+            raise OffbeatError(f"{self.strategy} takes whole batches; micro_batches() goes with ob.nonblocking()")
+        self._stream.add(batch, asks.micro, cost)
+        return MicroBatches(self._stream.hand_out(asks), min(asks.micro, self._stream.pieces_waiting))
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """A loader's batches for ``micro_batches``; new data is fetched only when the leftovers do not make a round."""
+        return batches(self._stream, lambda: int(getattr(self.me.memory, "n", 1)), loader)
+
+    @property
+    def samples_used(self) -> list[int]:
+        """How many samples each worker has contributed (``nonblocking``): epochs and schedules count their sum."""
+        return [round(count) for count in getattr(self.me.memory, "used", [])]
+
     def average(self) -> None:
         """Make all replicas equal now (weights and buffers), to evaluate or to save. Every rank must call it."""
         self._refuse_if_closed("average()")
@@ -196,7 +223,9 @@ class Attached(torch.optim.Optimizer):
                 if self._exchanges:
                     self._session.answer(None)
                 self._idle_turn()
+            self._warn_leftovers()
             self._board.post_done(self.me.t)
+            self._desk.finished()
             while self._session.asks is not None:
                 self._idle_or_stop()
             if self.me.size > 1:
@@ -227,6 +256,9 @@ class Attached(torch.optim.Optimizer):
         self._session.start()
         if isinstance(self._session.asks, Next):
             self._session.turn(Turn.WORK)
+        asks = self._session.asks
+        if isinstance(asks, Batch) and asks.stop.workers is not None and self.me.size > 1:
+            self._desk.hang_bell()
         self._in_step = True
 
     @property
@@ -292,8 +324,39 @@ class Attached(torch.optim.Optimizer):
             return self._exchange(active)
         return count
 
-    def _gradient(self) -> Vec | None:
+    def _done(self, asks: Batch) -> Done:
+        if self._stream.used:
+            return self._stream.done()
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                "nonblocking got a whole batch as one micro-batch, so nobody can stop early; "
+                "write: for micro in optimizer.micro_batches(batch): loss_fn(model(micro)).backward()",
+                stacklevel=4,
+            )
+        if asks.stop.workers is not None:
+            self._ring(asks.r, asks.stop.workers)
+        return Done(OwnGradient(self._flat), 1, asks.micro)
+
+    def _ring(self, r: int, workers: int) -> None:
+        if self.me.size > 1:
+            self._desk.hang_bell().ring(r, workers)
+
+    def _rung(self) -> int:
+        return self._desk.hang_bell().rung if self.me.size > 1 else -1
+
+    def _warn_leftovers(self) -> None:
+        if self._stream.waiting:
+            warnings.warn(
+                f"{self._stream.waiting} samples of this worker were never reached; "
+                "loop over optimizer.batches(loader), which hands them out at the end",
+                stacklevel=3,
+            )
+
+    def _gradient(self) -> Vec | Done | None:
         asks = self._session.asks
+        if isinstance(asks, Batch):
+            return self._done(asks)
         if isinstance(asks, GradMix) and asks.codec is not None:
             return self._coded_gradient(asks, active=True)
         if not self._overlaps:
@@ -349,7 +412,6 @@ class Attached(torch.optim.Optimizer):
 
     def _idle_or_stop(self) -> None:
         if isinstance(self._session.asks, Next) and self._session.asks.alone:
-            self._desk.finished()
             self._session.turn(Turn.STOP)
             return
         asked = self._board.average_is_asked(self._averages)  # before `reached`: steps before an average come first

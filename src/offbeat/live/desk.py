@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from offbeat import waiting
 from offbeat.effects import Channel, Got, Open, Share
+from offbeat.live.bell import Bell
 from offbeat.live.board import START_S, Board
 from offbeat.live.clerk import Clerk
 from offbeat.live.errors import OffbeatError, PeerFailed
@@ -33,13 +34,18 @@ class Desk:
         self._channel: Channel | None = None
         self._clerk: Clerk | None = None
         self._porter: Porter | None = None
+        self._bell: Bell | None = None
         self._hub: Hub | None = None
         self._parties: Parties | None = None
         self.trace = Trace(keep_spans=False)
 
     @property
     def is_open(self) -> bool:
-        return self._clerk is not None or self._porter is not None
+        return any(end is not None for end in self._ends)
+
+    @property
+    def _ends(self) -> tuple[Clerk | None, Porter | None, Bell | None]:
+        return self._clerk, self._porter, self._bell
 
     @property
     def porter(self) -> Porter:
@@ -55,7 +61,7 @@ class Desk:
 
     @property
     def waited_s(self) -> float:
-        return sum(end.waited_s for end in (self._clerk, self._porter) if end)
+        return sum(end.waited_s for end in self._ends if end)
 
     @property
     def wire_bytes(self) -> int:
@@ -104,10 +110,18 @@ class Desk:
             results = agree_on_largest(self._clerk.results)
             self._channel.apply(self._clerk.catch_up(results))
 
+    def hang_bell(self) -> Bell:
+        """The bell of micro-batches; every rank comes here at its first step."""
+        if self._bell is None:
+            referee = Referee(Rules(waiting.first, "last"), self._board.size, 0)
+            self._bell = Bell(self._meet_at_hub(referee), self._board, self._patience_s)
+        return self._bell
+
     def finished(self) -> None:
         """No data left. (A porter says so itself, when it retires.)"""
-        if self._clerk is not None:
-            self._clerk.finished()
+        for end in (self._clerk, self._bell):
+            if end is not None:
+                end.finished()
 
     def adopt(self, x: Vec) -> None:
         """The weights were made equal on all ranks in the middle of a run."""
@@ -124,7 +138,7 @@ class Desk:
 
     def close(self) -> None:
         """All ranks are through: end the threads, give the groups back."""
-        for end in (self._clerk, self._porter):
+        for end in self._ends:
             if end is not None:
                 end.close()
         if self._hub is not None:
@@ -134,7 +148,7 @@ class Desk:
 
     def abandon(self) -> None:
         """Leave without waiting for anybody; the groups are never destroyed (see ``Group.park``)."""
-        for end in (self._clerk, self._porter):
+        for end in self._ends:
             if end is not None:
                 end.abandon()
         for group in self._groups():

@@ -13,6 +13,7 @@ import selectors
 import socket
 import struct
 import threading
+from collections import Counter
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -33,7 +34,9 @@ class Word(IntEnum):
     RENEWED = 5  # base
     GO = 6  # version, started by
     FLUSH = 7  # version
-    MEET = 8  # whom, number of the visit
+    MEET = 8  # whom
+    RING = 9  # round, how many must ring
+    RUNG = 10  # round
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class Hub:
         self.port = int(self._listener.getsockname()[1])
         self._clerks: dict[int, socket.socket] = {}
         self._flushed = False
+        self._rings: Counter[int] = Counter()
         self._thread = threading.Thread(target=self._run, name="offbeat-hub", daemon=True)
         self._thread.start()
 
@@ -131,6 +135,11 @@ class Hub:
             referee.renewed(frame.rank, frame.b)
         elif frame.word is Word.MEET:
             self._send(frame.a, frame.pack())
+        elif frame.word is Word.RING:
+            self._rings[frame.a] += 1
+            if self._rings[frame.a] == frame.b:
+                self._tell(Frame(Word.RUNG, 0, frame.a))
+                self._rings = Counter({r: n for r, n in self._rings.items() if r >= frame.a})
         for version in started:
             self._tell(Frame(Word.GO, 0, version, frame.rank))
         if referee.all_finished and not self._flushed:

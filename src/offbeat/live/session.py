@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
-from offbeat.effects import Add, Begin, Effect, Finish, Grad, GradMix, Meet, Mix, Next, Offer, Open, Rest, Retire, Share, Turn, not_ours
+from offbeat.effects import Add, Batch, Begin, Effect, Finish, Grad, GradMix, Meet, Mix, Next, Offer, Open, Rest, Retire, Share, Turn, not_ours
 from offbeat.live.desk import Desk
 from offbeat.live.errors import OffbeatError
 from offbeat.live.porter import Visit
@@ -28,7 +28,7 @@ class Session:
         self._coroutine: Coroutine[Effect[Any], Any, None] | None = None
         self._seq = 0
         self._in_flight = 0
-        self.asks: Effect[Any] | None = None  # what the strategy hangs at: Next, Grad, GradMix; None when it has ended
+        self.asks: Effect[Any] | None = None  # what it hangs at: Next, or a kind of gradient; None: ended
         self.idle = False
 
     def start(self) -> None:
@@ -64,7 +64,7 @@ class Session:
         try:
             while True:
                 effect = self._coroutine.send(answer)
-                if isinstance(effect, (Next, Grad, GradMix)):
+                if isinstance(effect, (Next, Grad, GradMix, Batch)):
                     self.asks = effect
                     if isinstance(effect, Next):
                         self._transport.waiter.t = -1

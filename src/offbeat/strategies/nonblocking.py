@@ -85,7 +85,7 @@ def nonblocking(
 
     async def body(me: Replica) -> None:
         P, x, gossip = me.size, me.x, Gossip(codec)
-        mem = me.recall(n=8 if micro == "auto" else micro, times=[])
+        mem = me.recall(n=8 if micro == "auto" else micro, times=[], used=[0.0] * me.size)
         graph = None if over in ("allreduce", "server") else schedule(over, me, budget)
         async for r in me.steps():
             n = mem.n
@@ -103,8 +103,8 @@ def nonblocking(
                     me.step(done.total / float(done.samples), done.pieces / n if scale_lr else 1.0)
                 if (W := graph(r)) is not None:
                     gossip.apply(x, await gossip.ask(x, W))
-                if "auto" in (micro, stop):
-                    _, tally = await _sum(me, None, Tally.of(me, done, 0.0), None)
+                _, tally = await _sum(me, None, Tally.of(me, done, 0.0), None)
+            mem.used = [a + b for a, b in zip(mem.used, tally.samples, strict=True)]
             if stop == "auto":
                 mem.times = [*mem.times, *tally.whole_s][-256:]
             if micro == "auto":
@@ -157,20 +157,23 @@ def schedule(over: str | tuple[Edge, ...], me: Replica, budget: float) -> Callab
 
 @dataclass(frozen=True)
 class Tally:
-    """Who did how much in a round: Σ of weights, micro-batches of each worker (−1: it has no data), times."""
+    """Who did how much in a round: Σ of weights; of each worker micro-batches (−1: it has no data), samples, time."""
 
     weight: float
     done: tuple[float, ...]
+    samples: tuple[float, ...]
     seconds: tuple[float, ...]
 
     @classmethod
     def of(cls, me: Replica, done: Done | None, weight: float) -> Tally:
         """One's own line; the sum of all workers' is the tally."""
-        own = [0.0] * me.size
-        seconds = [0.0] * me.size
-        own[me.rank] = float(done.pieces) if done else -1.0
-        seconds[me.rank] = (done.whole_s or 0.0) if done else 0.0
-        return cls(weight, tuple(own), tuple(seconds))
+
+        def line(value: float) -> tuple[float, ...]:
+            return tuple(value if rank == me.rank else 0.0 for rank in range(me.size))
+
+        if done is None:
+            return cls(weight, line(-1.0), line(0.0), line(0.0))
+        return cls(weight, line(float(done.pieces)), line(float(done.samples)), line(done.whole_s or 0.0))
 
     @property
     def pieces(self) -> float:
@@ -198,7 +201,7 @@ def _share(done: Done | None, weighting: Weighting, me: Replica) -> tuple[Vec, f
 async def _sum(me: Replica, acc: Vec | None, own: Tally, codec: Codec | None) -> tuple[Vec, Tally]:
     """(Σ acc, the tally), alike on all; one message where no codec is used."""
     P, everyone = me.size, topology.everyone(me.size)(0)
-    facts = numbers([own.weight, *own.done, *own.seconds], me.x)
+    facts = numbers([own.weight, *own.done, *own.samples, *own.seconds], me.x)
     if acc is None:
         A, line = me.x, await Mix(facts, everyone)
     elif codec is None:
@@ -206,8 +209,8 @@ async def _sum(me: Replica, acc: Vec | None, own: Tally, codec: Codec | None) ->
     else:
         A, line = await Mix(acc, everyone, codec), await Mix(facts, everyone)
     weight, *rest = [P * value for value in line.tolist()]
-    tally = Tally(weight, tuple(round(m, 6) for m in rest[:P]), tuple(rest[P:]))
-    return A * float(P), tally
+    counts = tuple(round(m, 6) for m in rest[: 2 * P])
+    return A * float(P), Tally(weight, counts[:P], counts[P:], tuple(rest[2 * P :]))
 
 
 @lru_cache(maxsize=8)
