@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test format clean
+.PHONY: help demo test docs readme format clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -9,7 +9,9 @@ INSTALLED := $(VENV)/.installed
 
 help:
 	@echo 'make demo    train on the digits with 4 processes, one of them late; compare three methods'
-	@echo 'make test    formatting, lint, types and tests'
+	@echo 'make test    formatting, lint, types, documentation and tests'
+	@echo 'make docs    build the documentation into build/docs'
+	@echo 'make readme  rewrite the table of methods in README.md from their cards'
 	@echo 'make format  let ruff format the code and mend what it can'
 	@echo 'make clean   remove the virtual environment, caches and build outputs'
 	@echo
@@ -29,8 +31,15 @@ test: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mkdocs build --strict --quiet
 	$(BIN)/pytest -q -m "not live" -n 2
 	$(BIN)/pytest -q -m live
+
+docs: $(INSTALLED)
+	$(BIN)/mkdocs build --strict
+
+readme: $(INSTALLED)
+	$(BIN)/python tools/cards.py
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .

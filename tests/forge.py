@@ -7,6 +7,7 @@ none of them hosts (or that rank 0 hosts, where a job says so).
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import pickle
@@ -32,6 +33,7 @@ class Job:
     args: tuple[Any, ...] = ()
     timeout_s: float = 60.0
     rank_0_hosts: bool = False
+    whole_end: bool = False  # let the interpreter end by itself: the rule for scripts, but it takes a second
 
 
 @dataclass
@@ -79,6 +81,7 @@ def _forge(folder: Path) -> Callable[[], None] | None:
     jobs = pickle.loads((folder / "jobs").read_bytes())
     for module in {job.module for job in jobs}:
         importlib.import_module(module)
+    gc.freeze()  # or every worker would spend seconds, when it ends, on what it has inherited
     all_outcomes = []
     for number, job in enumerate(jobs):
         place = folder / str(number)
@@ -139,6 +142,8 @@ def _worker(job: Job, rank: int, port: int, place: Path) -> Callable[[], None]:
         function = getattr(importlib.import_module(job.module), job.function)
         value = function(rank, *job.args)
         (place / f"{rank}.value").write_bytes(pickle.dumps(value))
+        if not job.whole_end:
+            os._exit(0)
 
     return work
 

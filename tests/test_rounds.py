@@ -226,7 +226,7 @@ class Table:
         place.taken = place.base = place.results
         if self.rules.absent == "last":
             self.trays[rank].deposit(vec(0.0), Piece(-1, place.taken))
-            self.referee.renewed(rank, place.taken)
+            self._begun(self.referee.renewed(rank, place.taken))
 
     def _begun(self, versions: list[int]) -> None:
         for version in versions:

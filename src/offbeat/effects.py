@@ -139,6 +139,7 @@ class Channel:
     rules: Rules
     apply: Callable[[list[Got]], None]  # how results change my weights; a runtime may call it between two steps
     codec: Codec | None = None
+    holds: Callable[[], Vec | None] = lambda: None  # what answers for me while I stand between two steps
 
     def mix(self, x: Vec, t: int) -> Offer:
         """Deposit ``x``, made in step ``t``; the results that are there to be applied, oldest first."""
@@ -189,9 +190,13 @@ class Rest(Effect[Got | None]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Share(Effect[None]):
-    """From now on others may average their weights with mine at any moment; ``x`` is what they find."""
+    """From now on ``peers`` may average their weights with mine at any moment; ``x`` is what they find.
+
+    Peers are mutual: who is mine has me among its own.
+    """
 
     x: Vec
+    peers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

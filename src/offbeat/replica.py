@@ -100,4 +100,3 @@ class Steps:
         if await Next(self._me.t, self._alone) is Turn.STOP:
             raise StopAsyncIteration
         return self._me.t
-

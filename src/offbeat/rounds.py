@@ -52,26 +52,30 @@ class Referee:
     _computing: list[int | None] = field(default_factory=list)  # the base of the step it is in, if it is in one
     _deposit: list[int] = field(default_factory=list)  # the base of its last deposit
     _finished: set[int] = field(default_factory=set)
+    _standing: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._position = [-1] * self.size
         self._computing = [0] * self.size
         self._deposit = [0] * self.size
 
-    def arrived(self, rank: int, position: int, base: int) -> list[int]:
+    def arrived(self, rank: int, position: int, base: int, next_base: int | None = None) -> list[int]:
         """``rank`` has deposited work with ``base`` and counts for round ``position``. The rounds that start."""
         self._position[rank] = max(self._position[rank], position)
-        return self.passed(rank, base)
+        return self.passed(rank, base, next_base)
 
-    def passed(self, rank: int, base: int) -> list[int]:
-        """``rank`` has deposited work with ``base`` too late for the round it was made for, and goes on."""
-        self._computing[rank], self._deposit[rank] = None, base
+    def passed(self, rank: int, base: int, next_base: int | None = None) -> list[int]:
+        """``rank`` has deposited work with ``base`` too late for the round it was made for, and goes on.
+
+        ``next_base``: what its next step will contain at least, where it may have begun before ``began`` is heard.
+        """
+        self._computing[rank], self._deposit[rank] = next_base, base
         return self._start()
 
     def began(self, rank: int, base: int) -> list[int]:
         """``rank`` computes at weights that contain ``base`` results."""
         self._computing[rank] = base
-        return []
+        return self._start()
 
     def finished(self, rank: int) -> list[int]:
         """``rank`` has no more data; it never counts again."""
@@ -79,9 +83,21 @@ class Referee:
         self._computing[rank] = None
         return self._start()
 
-    def renewed(self, rank: int, base: int) -> None:
-        """A finished worker has taken ``base`` results; its weights are as new as that."""
+    def renewed(self, rank: int, base: int) -> list[int]:
+        """A worker without a step to take has taken ``base`` results; its weights are as new as that."""
         self._deposit[rank] = base
+        return self._start()
+
+    def stands(self, rank: int) -> list[int]:
+        """``rank`` takes no step until it is back: nobody waits for it."""
+        self._standing.add(rank)
+        self._computing[rank] = None
+        return self._start()
+
+    def back(self, rank: int) -> list[int]:
+        """``rank`` is about to take steps again."""
+        self._standing.discard(rank)
+        return self._start()
 
     @property
     def all_finished(self) -> bool:
@@ -95,13 +111,13 @@ class Referee:
         return begun
 
     def _may_start(self, version: int) -> bool:
-        training = frozenset(range(self.size)) - self._finished
+        training = frozenset(range(self.size)) - self._finished - self._standing
         arrived = frozenset(r for r in training if self._position[r] >= version)
         if not arrived:
             return False
         if self.rules.is_full(version):
             return arrived == training
-        if self.rules.bound is not None and any(self._too_old(r, version) for r in training - arrived):
+        if self.rules.bound is not None and any(self._too_old(r, version) for r in range(self.size) if r not in arrived):
             return False
         return self.rules.wait.satisfied(version, arrived, training, self.size, self.seed)
 

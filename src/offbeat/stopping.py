@@ -1,11 +1,18 @@
-"""When a worker stops adding micro-batches to a round: the bell, a deadline, or its batch is done."""
+"""When a worker stops adding micro-batches to a round, and where its batches are cut."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
+
+Weighting = Literal["samples", "workers"]
+
+MOST_PIECES = 64
+ROUNDS_TO_ADAPT = 5
 
 
 @dataclass(frozen=True)
@@ -21,9 +28,9 @@ class Stop:
     deadline_s: float | None = None
     at_least: int = 1
 
-    def is_over(self, done: int, micro: int, rung: bool, elapsed_s: float) -> bool:
-        """After ``done`` of ``micro`` micro-batches: is this worker's part of the round over?"""
-        if done >= micro:
+    def is_over(self, done: int, pieces: int, rung: bool, elapsed_s: float) -> bool:
+        """After ``done`` of ``pieces`` micro-batches: is this worker's part of the round over?"""
+        if done >= pieces:
             return True
         if done < self.at_least:
             return False
@@ -31,7 +38,7 @@ class Stop:
 
 
 def learned_deadline_s(times_s: Sequence[float], k: float = 3.0) -> float | None:
-    """Median plus ``k`` median absolute deviations of the times whole batches took; None while none is known.
+    """Median plus ``k`` median absolute deviations of the times whole batches take; None while none is known.
 
     Robust against up to half of the workers being slow. With no spread at all the deadline is 10 % over the median, so
     that noise alone stops nobody.
@@ -43,43 +50,70 @@ def learned_deadline_s(times_s: Sequence[float], k: float = 3.0) -> float | None
     return max(middle + k * spread, 1.1 * middle)
 
 
+def adapted_micro(micro: int, fewest: Sequence[int]) -> int:
+    """How many micro-batches to cut a batch into, after rounds in which the slowest worker did ``fewest``.
+
+    The others wait for one micro-batch of the slowest worker at most, so it should do at least 8 in a round: then the
+    wait is within an eighth of it. More than 16 only cost overhead. The median of several rounds decides, so that one
+    stall changes nothing.
+    """
+    usual = statistics.median(fewest) if fewest else micro
+    if usual < 8 and usual < micro:
+        return max(micro, min(MOST_PIECES, 2 * micro))
+    return max(8, micro // 2) if usual > 16 else micro
+
+
 def cuts(rows: int, pieces: int) -> list[tuple[int, int]]:
     """``rows`` cut into at most ``pieces`` runs of consecutive rows, as equal as possible, none of them empty."""
     pieces = max(1, min(pieces, rows))
-    bounds = [rows * k // pieces for k in range(pieces + 1)]
-    return list(zip(bounds, bounds[1:], strict=False))
+    return list(pairwise(rows * k // pieces for k in range(pieces + 1))) if rows else []
 
 
 def cuts_by_cost(costs: Sequence[float], pieces: int) -> list[tuple[int, int]]:
-    """Runs of consecutive rows of about equal cost, none of them empty."""
-    rows, total = len(costs), float(sum(costs))
+    """Runs of consecutive rows of about equal cost, none of them empty; a cut comes where the row's middle would."""
+    rows, total = len(costs), math.fsum(costs)
+    if any(not math.isfinite(cost) or cost < 0 for cost in costs):
+        bad = next(cost for cost in costs if not math.isfinite(cost) or cost < 0)
+        raise ValueError(f"a sample cannot cost {bad}; let cost= give a number of 0 or more")
     if total <= 0:
         return cuts(rows, pieces)
     pieces = max(1, min(pieces, rows))
     bounds, spent, row = [0], 0.0, 0
     for k in range(1, pieces):
-        while row < rows - (pieces - k) and (spent + costs[row] / 2 < total * k / pieces or row <= bounds[-1] - 1):
+        last = rows - (pieces - k)  # every later run needs a row
+        while row < last and (row <= bounds[-1] or spent + costs[row] / 2 < total * k / pieces):
             spent += costs[row]
             row += 1
-        if row <= bounds[-1]:
-            spent += costs[row]
-            row = bounds[-1] + 1
         bounds.append(row)
-    return list(zip([*bounds], [*bounds[1:], rows], strict=True))
+    return list(pairwise([*bounds, rows]))
 
 
-MOST_PIECES = 64
+class Rest:
+    """What is left of a batch: its rows from ``lo`` on, cut anew whenever the number of micro-batches changes."""
 
+    def __init__(self, rows: int, costs: Sequence[float] | None = None) -> None:
+        self.rows, self.lo, self._costs = rows, 0, costs
+        self._micro, self._ends = 0, list[int]()
 
-def adapted_micro(micro: int, fewest: int) -> int:
-    """How many micro-batches to cut a batch into, after a round in which the slowest worker did ``fewest``.
+    def _cut(self, micro: int) -> list[int]:
+        if micro != self._micro:
+            runs = cuts(self.rows, micro) if self._costs is None else cuts_by_cost(self._costs, micro)
+            self._micro, self._ends = micro, [hi for _, hi in runs]
+        return self._ends
 
-    The others wait for one micro-batch of the slowest worker at most, so it should do at least 8 in a round: then the
-    wait is within an eighth of it. More than 16 only cost overhead. With nobody late the number stays at 8 … 16.
-    """
-    if fewest < 8:
-        return min(MOST_PIECES, 2 * micro)
-    return max(8, micro // 2) if fewest > 16 else micro
+    def whole(self, micro: int) -> int:
+        """How many micro-batches the whole batch makes."""
+        return len(self._cut(micro))
 
+    def pieces(self, micro: int) -> int:
+        """How many micro-batches are left."""
+        return sum(hi > self.lo for hi in self._cut(micro))
 
-Weighting = Literal["samples", "workers"]
+    def first(self, micro: int) -> tuple[int, int]:
+        """The rows of the next micro-batch. Setting ``lo`` to their end takes it."""
+        return self.lo, next(hi for hi in self._cut(micro) if hi > self.lo)
+
+    @property
+    def left(self) -> int:
+        """Rows that are left."""
+        return self.rows - self.lo

@@ -206,7 +206,7 @@ def _remembered(make: Callable[P, Schedule]) -> Callable[P, Schedule]:
     @wraps(make)
     def ask(*args: P.args, **kwargs: P.kwargs) -> Schedule:
         try:
-            return made(*args, **kwargs)
+            return made(*args, **kwargs)  # type: ignore[arg-type]
         except TypeError:  # something that cannot be hashed, or wrong arguments: their own error is clearer
             return make(*args, **kwargs)
 

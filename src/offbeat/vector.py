@@ -8,6 +8,7 @@ one. Strategies are written on it, so that a model with float32 and bfloat16 lay
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -117,7 +118,7 @@ class Vec:
         if not 1 <= count <= max(total, 1):
             raise ValueError(f"{count} fragments do not fit a model of {total} parameters; use 1 to {total}")
         bounds = [total * k // count for k in range(count + 1)]
-        return [self._slice(lo, hi) for lo, hi in zip(bounds, bounds[1:], strict=False)]
+        return [self._slice(lo, hi) for lo, hi in pairwise(bounds)]
 
     def _slice(self, lo: int, hi: int) -> Vec:
         if not self.parts:

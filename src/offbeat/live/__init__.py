@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import HashStore, PrefixStore, Store
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from offbeat.live import checks
@@ -72,8 +72,8 @@ def attach(
     """Let ``strategy`` decide what each ``optimizer.step()`` exchanges. Every rank must call it.
 
     Rank 0's parameters and buffers are given to all. ``max_norm`` clips what the inner optimiser is given;
-    ``accumulate`` declares how many ``backward()`` calls make a step; ``steps`` tells strategies that plan ahead how long
-    the run is; ``patience_s`` is the longest wait for a peer before the run is given up.
+    ``accumulate`` declares how many ``backward()`` calls make a step; ``steps`` tells strategies that plan ahead how
+    long the run is; ``patience_s`` is the longest wait for a peer before the run is given up.
     """
     if isinstance(optimizer, Attached):
         raise ValueError(

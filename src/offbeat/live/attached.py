@@ -19,8 +19,8 @@ from offbeat.effects import Batch, Done, Grad, GradMix, Next, Turn
 from offbeat.live import checks, state
 from offbeat.live.board import Board
 from offbeat.live.buckets import STEP_MODULUS, Buckets
-from offbeat.live.equal import equalise, share_beginning
 from offbeat.live.desk import Desk
+from offbeat.live.equal import equalise, share_beginning
 from offbeat.live.errors import OffbeatError
 from offbeat.live.flat import Flat
 from offbeat.live.gradient import OwnGradient

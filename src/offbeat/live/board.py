@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torch.distributed import PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from offbeat.live.errors import ConfigMismatch, PeerFailed
 
@@ -80,6 +80,8 @@ class Board:
 
     def fail(self, message: str, lost: bool = False) -> None:
         """Tell everyone that this worker has failed, or that it has ``lost`` another; the first message stays."""
+        if self._gone_since_s is not None:
+            return  # nobody could read it, and torch would write a long complaint
         notice = json.dumps([self.rank, message[:4000], lost])
         self._ask(None, self._store.compare_set, "failed", "", notice)
 
@@ -101,6 +103,7 @@ class Board:
                 time.sleep(0.01)
                 silent = [r for r in silent if not self._store.check([f"alive/{r}"])]
         except RuntimeError:
+            self._gone_since_s = time.monotonic()
             return _store_gone(when)
         whom = f"rank {', '.join(map(str, silent))} gives no sign of life" if silent else "all ranks still answer"
         return PeerFailed(f"lost a peer during {when}; {whom}")

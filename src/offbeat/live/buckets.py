@@ -57,7 +57,7 @@ class Buckets:
 
     def _cut(self) -> list[_Bucket]:
         """Contiguous stretches from the end of the model to its beginning; part 0, with the tail, last."""
-        slots, out = self._flat.layout.slots, []
+        slots, out = self._flat.layout.slots, list[_Bucket]()
         for part in reversed(range(len(self._storage))):
             limit = FIRST_BUCKET_BYTES if not out else BUCKET_BYTES
             mine = [k for k, s in enumerate(slots) if s.part == part]

@@ -8,9 +8,24 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
+from typing import Any
 
 from offbeat import waiting
-from offbeat.effects import Channel, Got, Open, Share
+from offbeat.effects import (
+    Add,
+    Begin,
+    Channel,
+    Effect,
+    Finish,
+    Got,
+    Meet,
+    Offer,
+    Open,
+    Rest,
+    Retire,
+    Share,
+    not_ours,
+)
 from offbeat.live.bell import Bell
 from offbeat.live.board import START_S, Board
 from offbeat.live.clerk import Clerk
@@ -18,7 +33,7 @@ from offbeat.live.errors import OffbeatError, PeerFailed
 from offbeat.live.group import Group
 from offbeat.live.hub import Hub, connect
 from offbeat.live.parties import Parties
-from offbeat.live.porter import Porter
+from offbeat.live.porter import Porter, Visit
 from offbeat.live.waiting import Waiter
 from offbeat.replica import Replica
 from offbeat.rounds import Referee, Rules
@@ -67,6 +82,33 @@ class Desk:
     def wire_bytes(self) -> int:
         return sum(end.wire_bytes for end in (self._parties, self._porter) if end)
 
+    def perform(self, effect: Effect[Any], me: Replica) -> object:
+        """Answer what needs a clerk or a porter; refuse what nobody can answer."""
+        match effect:
+            case Open():
+                self.open(effect, me)
+                return None
+            case Offer():
+                return self.clerk.offer(effect.x, effect.t)
+            case Rest():
+                return self.rest(effect.x)
+            case Share():
+                self.share(effect, me)
+                return None
+            case Begin(Meet(peer)):
+                return self.porter.meet(peer)
+            case Finish(Visit() as visit):
+                self.porter.finish(visit)
+                return None
+            case Meet(peer):
+                self.porter.finish(self.porter.meet(peer))
+                return None
+            case Add(delta):
+                return self.porter.add(delta)
+            case Retire():
+                return self.retire()
+        raise not_ours(effect)
+
     def open(self, effect: Open, me: Replica) -> None:
         """Every rank comes here at its first step; rank 0 starts the hub and tells the others where it is."""
         channel = effect.channel
@@ -80,7 +122,7 @@ class Desk:
     def share(self, effect: Share, me: Replica) -> None:
         """The same for weights that others may average with; the hub only passes visits on."""
         connection = self._meet_at_hub(Referee(Rules(waiting.first, "last"), me.size, me.seed))
-        self._porter = Porter(effect.x, connection, self._board, self.trace, self._patience_s)
+        self._porter = Porter(effect.x, effect.peers, connection, self._board, self.trace, self._patience_s)
 
     def _meet_at_hub(self, referee: Referee) -> socket.socket:
         if self.is_open:

@@ -16,10 +16,12 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions
 
 from offbeat.live.board import Board
 from offbeat.live.waiting import Waiter
 
+CONNECT = timedelta(seconds=20)  # for the other members, once all have said that they are there
 LONG = timedelta(days=7)  # Gloo's own timeout kills a group for good; our patience is kept by the waiter
 GRACE_S = 5.0
 
@@ -30,25 +32,29 @@ class Group:
     def __init__(self, name: str, ranks: tuple[int, ...], board: Board, waiter: Waiter) -> None:
         # Gloo's own meeting is deaf to signals and to failures, so nobody enters it before all are there.
         waiter.until(board.meeting(name, ranks), f"ranks {', '.join(map(str, ranks))} to make a group")
+        board.check()  # one that came, and left again since somebody had failed, will not be met
         self.ranks = ranks
-        self._gloo: Any = dist.ProcessGroupGloo(board.store(name), ranks.index(board.rank), len(ranks), LONG)
+        self._gloo: Any = dist.ProcessGroupGloo(board.store(name), ranks.index(board.rank), len(ranks), CONNECT)
         self._travelling: list[weakref.ref[Tensor]] = []
 
     def all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> dist.Work:
         """Start an in-place reduction."""
         options = dist.AllreduceOptions()
-        options.reduceOp = op
+        options.reduceOp, options.timeout = op, LONG
         return self._gloo.allreduce([self._alias(tensor)], options)  # type: ignore[no-any-return]
 
     def broadcast(self, tensor: Tensor, source: int) -> dist.Work:
         """Start giving rank ``source``'s tensor to all."""
         options = dist.BroadcastOptions()
-        options.rootRank = self.ranks.index(source)
+        options.rootRank, options.timeout = self.ranks.index(source), LONG
         return self._gloo.broadcast([self._alias(tensor)], options)  # type: ignore[no-any-return]
 
     def all_gather(self, everyones: list[Tensor], tensor: Tensor) -> dist.Work:
         """Start collecting everybody's tensor, in the order of the ranks."""
-        return self._gloo.allgather([[self._alias(t) for t in everyones]], [self._alias(tensor)])  # type: ignore[no-any-return]
+        options = AllgatherOptions()
+        options.timeout = LONG
+        outputs, inputs = [[self._alias(t) for t in everyones]], [self._alias(tensor)]
+        return self._gloo.allgather(outputs, inputs, options)  # type: ignore[no-any-return]
 
     def _alias(self, tensor: Tensor) -> Tensor:
         """The same memory under another name, which lives exactly as long as Gloo's threads hold it."""

@@ -96,8 +96,7 @@ class Hub:
                 selector.register(connection, selectors.EVENT_READ, rank)
             while self._clerks:
                 for key, _ in selector.select():
-                    connection = key.fileobj
-                    assert isinstance(connection, socket.socket)
+                    connection = self._clerks[key.data]
                     frame = read_frame(connection)
                     if frame is None:
                         selector.unregister(connection)

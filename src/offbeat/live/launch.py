@@ -10,7 +10,7 @@ import socket
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -23,11 +23,12 @@ from offbeat import delays as delays_
 from offbeat.delays import Seconds
 from offbeat.live import worker
 from offbeat.live.errors import PeerFailed
-from offbeat.live.worker import COUNT, Job, LiveRun
+from offbeat.live.diary import Status
+from offbeat.live.worker import STATUS, Job, LiveRun, read_statuses
 from offbeat.strategy import Strategy
 from offbeat.task import Task
 
-__all__ = ["LiveRun", "launch"]
+__all__ = ["LiveRun", "launch", "launch_all"]
 
 LOOK_S = 0.1
 
@@ -58,10 +59,42 @@ def launch(
         raise ValueError(f"steps={steps!r} cannot end a run; use a whole number, 0 or more")
     for what, spec in (("delays", delays), ("compute_s", compute_s)):
         delays_.bind(spec, seed=seed, workers=workers, what=what)  # for its sentences, before anything is started
-    payload = _packed(Job(strategy, task, steps, seed, delays, compute_s))
-    with tempfile.TemporaryDirectory(prefix="offbeat-") as folder:
-        steps_file = Path(folder, "steps")
-        steps_file.write_bytes(bytes(COUNT.size * workers))
+    job = Job(strategy, task, steps, seed, delays, compute_s)
+
+    def watch(statuses: Sequence[Status]) -> None:
+        if progress is not None:
+            progress(sum(status.step for status in statuses) // workers)
+
+    (run,) = launch_all([job], workers, watch)
+    return run
+
+
+def launch_all(
+    jobs: Sequence[Job],
+    workers: int,
+    watch: Callable[[Sequence[Status]], None] | None = None,
+    done: Callable[[int, LiveRun], None] | None = None,
+) -> list[LiveRun]:
+    """Run jobs one after the other in the same processes, which are started once.
+
+    ``watch`` hears from another thread, several times a second, where each worker stands, and ``done`` of every run
+    that is finished: also of those that were finished before a failure or Ctrl-C.
+    """
+    payload = _packed(jobs)
+    runs: dict[int, LiveRun] = {}
+    with tempfile.TemporaryDirectory(prefix="offbeat-") as place:
+        folder = Path(place)
+        (folder / "status").write_bytes(STATUS.pack(-1, 0, 0, -1, float("nan")) * workers)
+
+        def look() -> None:
+            if watch is not None:
+                watch(read_statuses(folder / "status"))
+            while (file := folder / f"run-{len(runs)}").exists():
+                number = len(runs)
+                runs[number] = pickle.loads(file.read_bytes())
+                if done is not None:
+                    done(number, runs[number])
+
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -73,35 +106,35 @@ def launch(
             max_restarts=0,
             monitor_interval=LOOK_S,
             start_method="spawn",
-            logs_specs=DefaultLogsSpecs(log_dir=folder, redirects=Std.ERR),
+            logs_specs=DefaultLogsSpecs(log_dir=place, redirects=Std.ERR),
         )
-        with _environment(), _quiet(), _signals(), _watched(steps_file, workers, progress):
+        with _environment(), _quiet(), _signals(), _watched(look):
             try:
-                returned = elastic_launch(config, worker.entry)(payload, str(steps_file))
+                elastic_launch(config, worker.entry)(payload, place)
             except ChildFailedError as error:
-                raise PeerFailed(_why(error, Path(folder))) from None
+                raise PeerFailed(_why(error, folder)) from None
             except SignalException as error:
                 if error.sigval == signal.SIGINT:
                     raise KeyboardInterrupt from None
                 raise SystemExit(128 + error.sigval) from None
-    run: LiveRun = pickle.loads(returned[0])
-    return run
+    return [runs[number] for number in range(len(jobs))]
 
 
-def _packed(job: Job) -> bytes:
+def _packed(jobs: Sequence[Job]) -> bytes:
     functions = "let its functions be importable ones (def, functools.partial), not lambdas or functions inside others"
-    parts: tuple[tuple[str, object, str], ...] = (
-        (f"the strategy {job.strategy}", job.strategy, "let its settings be plain values"),
-        (f"the task {job.task.name!r}", job.task, functions),
-        ("the function given as delays", job.delays, "let it be an importable one, or use ob.delays"),
-        ("the function given as compute_s", job.compute_s, "let it be an importable one, or use ob.delays"),
-    )
-    for what, part, way_out in parts:
-        try:
-            pickle.dumps(part)
-        except Exception as error:
-            raise ValueError(f"{what} cannot be sent to other processes ({error}); {way_out}") from None
-    return pickle.dumps(job)
+    for job in jobs:
+        parts: tuple[tuple[str, object, str], ...] = (
+            (f"the strategy {job.strategy}", job.strategy, "let its settings be plain values"),
+            (f"the task {job.task.name!r}", job.task, functions),
+            ("the function given as delays", job.delays, "let it be an importable one, or use ob.delays"),
+            ("the function given as compute_s", job.compute_s, "let it be an importable one, or use ob.delays"),
+        )
+        for what, part, way_out in parts:
+            try:
+                pickle.dumps(part)
+            except Exception as error:
+                raise ValueError(f"{what} cannot be sent to other processes ({error}); {way_out}") from None
+    return pickle.dumps(list(jobs))
 
 
 def _why(error: ChildFailedError, folder: Path) -> str:
@@ -179,18 +212,10 @@ def _signals() -> Iterator[None]:
 
 
 @contextmanager
-def _watched(steps_file: Path, workers: int, progress: Callable[[int], None] | None) -> Iterator[None]:
-    """A thread that takes signals for the main one, and reads how far the workers are."""
+def _watched(look: Callable[[], None]) -> Iterator[None]:
+    """A thread that takes signals for the main one, and looks how far the workers are; a last look when it ends."""
     over = threading.Event()
     failures: list[Exception] = []
-    told = -1
-
-    def look() -> None:
-        nonlocal told
-        done = sum(count for (count,) in COUNT.iter_unpack(steps_file.read_bytes())) // workers
-        if progress is not None and done != told:
-            told = done
-            progress(done)
 
     def watch() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -208,6 +233,7 @@ def _watched(steps_file: Path, workers: int, progress: Callable[[int], None] | N
     finally:
         over.set()
         thread.join()
+        if not failures:
+            look()
     if failures:
         raise failures[0]
-    look()

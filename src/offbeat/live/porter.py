@@ -10,6 +10,7 @@ at the door; workers wait for porters; porters never wait for porters.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -21,8 +22,8 @@ from offbeat.effects import Ticket
 from offbeat.live.board import Board
 from offbeat.live.clerk import LOOK_S
 from offbeat.live.errors import PeerFailed
-from offbeat.live.hub import Frame, Word, read_frame
 from offbeat.live.group import Group
+from offbeat.live.hub import Frame, Word, read_frame
 from offbeat.live.waiting import Waiter
 from offbeat.trace import Round, Trace
 from offbeat.vector import Vec, wide
@@ -42,16 +43,21 @@ class Porter:
     """A worker's shared weights and the thread that answers for them."""
 
     def __init__(
-        self, x: Vec, connection: socket.socket, board: Board, trace: Trace, patience_s: float
+        self, x: Vec, peers: tuple[int, ...], connection: socket.socket, board: Board, trace: Trace, patience_s: float
     ) -> None:
         self._connection, self._board, self._trace = connection, board, trace
         self._rank, self._patience_s = board.rank, patience_s
         self._lock = threading.Condition()
         self._y = Vec([p.to(device="cpu", dtype=wide(p.dtype), copy=True) for p in x.parts])
-        # One group for each pair and direction: visits there and back never share a queue, as two threads serve them.
-        self._out: dict[int, Group] = {}
-        self._in: dict[int, Group] = {}
         self._worker, self._visitors = Waiter(board, patience_s), Waiter(board, patience_s)
+        # One group for each pair and direction: visits there and back never share a queue, as two threads serve them.
+        # All are made here, by one thread, in one order on all ranks. (Gloo holds the store while it waits for the
+        # other side: two threads of one process that make groups at the same time lock both sides for good.)
+        mine, waiter = board.rank, self._worker
+        pairs = sorted({pair for peer in peers for pair in ((mine, peer), (peer, mine))}, key=lambda p: (sorted(p), p))
+        groups = {pair: self._pair(*pair, waiter) for pair in pairs}
+        self._out = {visited: g for (visitor, visited), g in groups.items() if visitor == mine}
+        self._in = {visitor: g for (visitor, visited), g in groups.items() if visited == mine}
         self._changed = 0
         self._over = False
         self._failure: BaseException | None = None
@@ -73,8 +79,6 @@ class Porter:
         works: list[dist.Work] = []
         if peer != self._rank:
             self._tell(Frame(Word.MEET, self._rank, peer))
-            if peer not in self._out:
-                self._out[peer] = self._pair(self._rank, peer, self._worker)
             works = [self._out[peer].broadcast(s, self._rank) for s in sent.parts]
             works += [self._out[peer].broadcast(h, peer) for h in half.parts]
             self.wire_bytes += sent.nbytes
@@ -128,10 +132,8 @@ class Porter:
         self._connection.close()
 
     def abandon(self) -> None:
-        try:
+        with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
 
     def groups(self) -> list[Group]:
         return [*self._out.values(), *self._in.values()]
@@ -167,8 +169,6 @@ class Porter:
                 self._lock.notify_all()
 
     def _visited(self, visitor: int) -> None:
-        if visitor not in self._in:
-            self._in[visitor] = self._pair(visitor, self._rank, self._visitors)
         group, theirs = self._in[visitor], self._y.zeros_like()
         self._visitors.wait([group.broadcast(t, visitor) for t in theirs.parts], f"rank {visitor}'s weights")
         with self._lock:

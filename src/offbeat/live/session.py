@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
-from offbeat.effects import Add, Batch, Begin, Effect, Finish, Grad, GradMix, Meet, Mix, Next, Offer, Open, Rest, Retire, Share, Turn, not_ours
+from offbeat.effects import Batch, Begin, Effect, Finish, Grad, GradMix, Mix, Next, Turn
 from offbeat.live.desk import Desk
 from offbeat.live.errors import OffbeatError
-from offbeat.live.porter import Visit
 from offbeat.live.transport import Sent, Transport
 from offbeat.replica import Replica
 from offbeat.strategy import Strategy
@@ -82,25 +81,7 @@ class Session:
         if isinstance(effect, Finish) and isinstance(effect.ticket, Sent):
             self._in_flight -= 1
             return self.wait(effect.ticket)
-        if isinstance(effect, Begin) and isinstance(effect.effect, Meet):
-            return self._desk.porter.meet(effect.effect.peer)
-        if isinstance(effect, Finish) and isinstance(effect.ticket, Visit):
-            return self._desk.porter.finish(effect.ticket)
-        if isinstance(effect, Meet):
-            return self._desk.porter.finish(self._desk.porter.meet(effect.peer))
-        if isinstance(effect, Add):
-            return self._desk.porter.add(effect.delta)
-        if isinstance(effect, Share):
-            return self._desk.share(effect, self.me)
-        if isinstance(effect, Retire):
-            return self._desk.retire()
-        if isinstance(effect, Open):
-            return self._desk.open(effect, self.me)
-        if isinstance(effect, Offer):
-            return self._desk.clerk.offer(effect.x, effect.t)
-        if isinstance(effect, Rest):
-            return self._desk.rest(effect.x)
-        raise not_ours(effect)
+        return self._desk.perform(effect, self.me)
 
     def post(self, effect: Mix) -> Sent:
         """Start an exchange: the n-th of this worker meets everybody's n-th."""

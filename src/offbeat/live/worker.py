@@ -11,29 +11,40 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from offbeat import delays as delays_
 from offbeat.delays import Seconds
+from offbeat.live.ddp import Ddp
+from offbeat.live.diary import Diary, Pages, Status, assemble
 from offbeat.strategy import Strategy
 from offbeat.task import Task
+from offbeat.trace import DOINGS, Doing, Trace
 
-COUNT = struct.Struct("<q")
+if TYPE_CHECKING:
+    from offbeat.live.attached import Attached
+
+STATUS = struct.Struct("<iqbid")  # a Status, as it stands in the workers' common file
+
+Tell = Callable[[Status], None]
 
 
 @dataclass(frozen=True)
 class Job:
     """What every worker is told.
 
-    ``delays`` and ``compute_s`` are slept before the computation of a step, as functions of the seed, the step and the
-    rank alone: delays are lateness, ``compute_s`` stands for computation that this machine does not do.
+    ``strategy`` may be the word ``"ddp"``: torch's own DistributedDataParallel, for comparison. ``delays`` and
+    ``compute_s`` are slept before the computation of a step, as functions of the seed, the step and the rank alone:
+    delays are lateness, ``compute_s`` stands for computation that this machine does not do. Where a batch is cut into
+    micro-batches, each sleeps its share of both.
     """
 
-    strategy: Strategy
+    strategy: Strategy | Literal["ddp"]
     task: Task
     steps: int
     seed: int = 0
@@ -48,7 +59,8 @@ class LiveRun:
     ``seconds``: wall time from a common start until the last worker was through its steps; starting the processes and
     the ending are not counted. ``final`` (parameters): what every worker holds after the ending. ``losses``: the
     training loss of each step, averaged over the workers. ``wait_s``, ``finished_s``: per worker. ``wire_bytes``: sent
-    by all workers while training. ``metrics``: the task's ``evaluate`` of the final model.
+    by all workers while training. ``metrics``: the task's ``evaluate`` of the final model. ``trace``: what each worker
+    did when.
     """
 
     strategy: str
@@ -62,6 +74,7 @@ class LiveRun:
     final: Tensor
     losses: Tensor
     metrics: Mapping[str, float] = field(default_factory=dict)
+    trace: Trace = field(default_factory=Trace)
 
     @property
     def wait_fraction(self) -> float:
@@ -79,9 +92,8 @@ class LiveRun:
 class _Share:
     finished_s: float
     wait_s: float
-    gradients: int
     wire_bytes: int
-    losses: list[float]
+    pages: Pages
 
 
 @contextmanager
@@ -99,43 +111,43 @@ def joined() -> Iterator[None]:
 
 def take_part(job: Job, progress: Callable[[int], None] | None = None) -> LiveRun | None:
     """Train as a member of a started job; rank 0 gets the run, the others None. ``progress`` hears of every step."""
+    return _train(job, None if progress is None else lambda status: progress(status.step))
+
+
+def _train(job: Job, tell: Tell | None, number: int = 0) -> LiveRun | None:
     from offbeat.live import attach  # here, so that the live package may offer what is built on this module
 
     rank, workers = dist.get_rank(), dist.get_world_size()
-    delay_s = delays_.bind(job.delays, seed=job.seed, workers=workers, what="delays")
-    compute_s = delays_.bind(job.compute_s, seed=job.seed, workers=workers, what="compute_s")
-    task, losses = job.task, []
-    model = task.build(job.seed).train()
+    task, model = job.task, job.task.build(job.seed).train()
     parameters = [p for p in model.parameters() if p.requires_grad]
-    device = parameters[0].device
     inner = task.optimizer(parameters)
-    scheduler = task.scheduler(inner) if task.scheduler else None
-    with attach(inner, model, job.strategy, steps=job.steps, seed=job.seed) as optimizer:
+    optimizer: Attached | Ddp
+    if isinstance(job.strategy, Strategy):
+        optimizer = attach(inner, model, job.strategy, steps=job.steps, seed=job.seed)
+    else:
+        optimizer = Ddp(inner, model)
+
+    def say(step: int, doing: Doing, loss: float) -> None:
+        if tell is not None:
+            seen = optimizer.trace.rounds
+            tell(Status(number, step, doing, seen[-1].staleness.get(rank, -1) if seen else -1, loss))
+
+    diary = Diary(job.steps, parameters, say if tell is not None else None)
+    with optimizer:
         _meet()
-        waited_s, sent_bytes, start_s = optimizer.wait_s, optimizer.wire_bytes, time.monotonic()
-        for step in range(job.steps):
-            time.sleep(delay_s(step, rank) + compute_s(step, rank))
-            loss = task.value(model, [part.to(device) for part in task.take(rank, step)])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            if scheduler is not None:
-                scheduler.step()
-            losses.append(loss.detach())
-            if progress is not None:
-                progress(step + 1)
-        finished_s = time.monotonic() - start_s
-        share = _Share(
-            finished_s,
-            optimizer.wait_s - waited_s,
-            job.steps,
-            optimizer.wire_bytes - sent_bytes,
-            [loss.item() for loss in losses],
-        )
+        waited_s, sent_bytes = optimizer.wait_s, optimizer.wire_bytes
+        diary.start(waited_s, sent_bytes)
+        _steps(job, task.scheduler(inner) if task.scheduler else None, optimizer, model, diary)
+        finished_s = time.monotonic() - diary.start_s
+        waited_s, sent_bytes = optimizer.wait_s - waited_s, optimizer.wire_bytes - sent_bytes
+        diary.waiting()
+    share = _Share(finished_s, waited_s, sent_bytes, diary.pages(list(optimizer.trace.rounds)))
     shares: list[_Share] = [share] * workers
     dist.gather_object(share, shares if rank == 0 else None, dst=0)
     if rank != 0:
         return None
+    pages = [s.pages for s in shares]
+    trace = assemble(pages, *_meets(job.strategy))
     return LiveRun(
         strategy=str(job.strategy),
         workers=workers,
@@ -143,32 +155,116 @@ def take_part(job: Job, progress: Callable[[int], None] | None = None) -> LiveRu
         seconds=max(s.finished_s for s in shares),
         finished_s=tuple(s.finished_s for s in shares),
         wait_s=tuple(s.wait_s for s in shares),
-        gradients=tuple(s.gradients for s in shares),
+        gradients=tuple(len(page.entries) for page in pages),
         wire_bytes=sum(s.wire_bytes for s in shares),
-        final=torch.cat([part.detach().cpu().clone() for part in optimizer.me.x.parts]),
-        losses=torch.tensor([s.losses for s in shares], dtype=torch.float64).mean(dim=0),
+        final=torch.cat([p.detach().cpu().reshape(-1) for p in parameters]),
+        losses=torch.tensor([point.value for point in trace.series.get("loss", ())], dtype=torch.float64),
         metrics=dict(task.evaluate(model)) if task.evaluate else {},
+        trace=trace,
     )
 
 
-def entry(payload: bytes, steps_file: str) -> bytes | None:
-    """Where a launched process begins. Its step count goes to its place in ``steps_file``; rank 0 returns the run."""
+def _steps(
+    job: Job,
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None,
+    optimizer: Attached | Ddp,
+    model: nn.Module,
+    diary: Diary,
+) -> None:
+    rank, workers, task = dist.get_rank(), dist.get_world_size(), job.task
+    delay_s = delays_.bind(job.delays, seed=job.seed, workers=workers, what="delays")
+    compute_s = delays_.bind(job.compute_s, seed=job.seed, workers=workers, what="compute_s")
+    device = next(p.device for p in model.parameters() if p.requires_grad)
+    forward = optimizer.model if isinstance(optimizer, Ddp) else model
+    cuts = isinstance(job.strategy, Strategy) and job.strategy.name == "nonblocking"
+
+    def loaded(step: int) -> list[Tensor]:
+        return [part.to(device) for part in task.take(rank, step)]
+
+    def whole(step: int) -> tuple[Tensor, int]:
+        diary.late()
+        time.sleep(delay_s(step, rank))
+        diary.computing()
+        time.sleep(compute_s(step, rank))
+        batch = loaded(step)
+        loss = task.value(forward, batch)
+        optimizer.zero_grad()
+        if isinstance(optimizer, Ddp):
+            optimizer.backward(loss)
+        else:
+            loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach(), len(batch[-1])
+
+    def in_pieces(step: int, batch: object) -> tuple[Tensor, int]:
+        assert not isinstance(optimizer, Ddp)
+        diary.late()
+        diary.computing()
+        losses, samples = [], 0
+        pieces = optimizer.micro_batches(batch)
+        share = 1.0 / int(getattr(optimizer.me.memory, "n", 1))
+        for piece in pieces:
+            time.sleep((delay_s(step, rank) + compute_s(step, rank)) * share)
+            loss = task.value(forward, piece)
+            loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach() * len(piece[-1]))
+            samples += len(piece[-1])
+        return torch.stack(losses).sum() / samples, samples
+
+    supply = (loaded(step) for step in range(job.steps))
+    batches = optimizer.batches(supply) if cuts and not isinstance(optimizer, Ddp) else range(job.steps)
+    for step, batch in enumerate(batches):
+        loss, samples = in_pieces(step, batch) if cuts else whole(step)
+        diary.waiting()
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        period = 0 if isinstance(optimizer, Ddp) else int(getattr(optimizer.me.memory, "p", 0))
+        diary.over(loss, samples, optimizer.wait_s, optimizer.wire_bytes, period)
+
+
+def _meets(strategy: Strategy | Literal["ddp"]) -> tuple[bool, bool]:
+    """Whether each exchange is among all and goes unrecorded, and whether it is waited for where it is begun."""
+    if not isinstance(strategy, Strategy):
+        return True, True
+    axes = strategy.paper.axes
+    everyone = axes.whom.startswith("everyone") and axes.wait in ("everyone", "one micro-batch")
+    return everyone, everyone and axes.late == "at once"
+
+
+def entry(payload: bytes, folder: str) -> None:
+    """Where a launched process begins. It runs the jobs one after the other.
+
+    Its status goes to its place in the file ``status``, rank 0's runs to files of their own, so that what was done is
+    there whatever comes later.
+    """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by the launcher while we were starting
     try:
-        job: Job = pickle.loads(payload)
-        place = int(os.environ["RANK"]) * COUNT.size
-        with Path(steps_file).open("r+b", buffering=0) as file, joined():
-            run = take_part(job, lambda step: _note(file.fileno(), step, place))
-        # Tensors would travel through shared memory that ends with this process; bytes do not.
-        return None if run is None else pickle.dumps(run)
+        jobs: list[Job] = pickle.loads(payload)
+        place = int(os.environ["RANK"]) * STATUS.size
+        with Path(folder, "status").open("r+b", buffering=0) as file, joined():
+            for number, job in enumerate(jobs):
+                run = _train(job, lambda status: _note(file.fileno(), status, place), number)
+                if run is not None:
+                    unfinished = Path(folder, "run.unfinished")
+                    unfinished.write_bytes(pickle.dumps(run))
+                    unfinished.rename(Path(folder, f"run-{number}"))
     except BaseException as error:
         if isinstance(error, Exception):
             get_error_handler().record_exception(error)
         os._exit(1)  # at once: the interpreter's own ending may wait for network threads, and the others for it
 
 
-def _note(descriptor: int, step: int, place: int) -> None:
-    os.pwrite(descriptor, COUNT.pack(step), place)
+def _note(descriptor: int, status: Status, place: int) -> None:
+    job, step, doing, stale, loss = status
+    os.pwrite(descriptor, STATUS.pack(job, step, DOINGS.index(doing), stale, loss), place)
+
+
+def read_statuses(file: Path) -> list[Status]:
+    """Where all workers stand; those that have not begun have a job of −1."""
+    return [
+        Status(job, step, DOINGS[doing], stale, loss)
+        for job, step, doing, stale, loss in STATUS.iter_unpack(file.read_bytes())
+    ]
 
 
 def _meet() -> None:

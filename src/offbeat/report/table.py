@@ -12,7 +12,7 @@ from rich.text import Text
 
 from offbeat.units import format_bytes
 
-__all__ = ["Record", "runs_table"]
+__all__ = ["Record", "cells", "header", "runs_table"]
 
 
 @dataclass(frozen=True)
@@ -51,24 +51,38 @@ class Record:
         }
 
 
-def runs_table(records: Sequence[Record], heading: str = "") -> RenderableType:
-    """A table of runs under lines that say what they have in common. Times are compared with the first run's."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("strategy", overflow="fold")
-    several = len(records) > 1
-    for name in ("time", *(["speed-up"] if several else []), "waiting", "bytes sent", "loss", "accuracy"):
-        table.add_column(name, justify="right", no_wrap=True)
+def header(records: Sequence[Record]) -> list[str]:
+    """The names of the columns; a speed-up only where there is something to compare."""
+    several = ["speed-up"] if len(records) > 1 else []
+    return ["strategy", "time", *several, "waiting", "bytes sent", "loss", "accuracy"]
+
+
+def cells(records: Sequence[Record]) -> list[list[str]]:
+    """A row of texts for each run. Times are compared with the first run's."""
     times = _times([record.seconds for record in records])
-    for record, time in zip(records, times, strict=True):
-        table.add_row(
-            Text(record.label),
+    return [
+        [
+            record.label,
             time,
-            *([_speed_up(records[0].seconds, record.seconds)] if several else []),
+            *([_speed_up(records[0].seconds, record.seconds)] if len(records) > 1 else []),
             f"{record.wait_fraction:.1%}",
             format_bytes(record.wire_bytes),
             _number(record.loss, "{:.4g}"),
             _number(record.accuracy, "{:.1%}"),
-        )
+        ]
+        for record, time in zip(records, times, strict=True)
+    ]
+
+
+def runs_table(records: Sequence[Record], heading: str = "") -> RenderableType:
+    """A table of runs under lines that say what they have in common."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    first, *others = header(records)
+    table.add_column(first, overflow="fold")
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in cells(records):
+        table.add_row(*map(Text, row))
     return Group(Text(heading, style="dim"), table) if heading else table
 
 

@@ -15,6 +15,7 @@ from offbeat.merging import mean
 from offbeat.replica import Replica
 from offbeat.sim.fleet import Fleet
 from offbeat.sim.network import Network
+from offbeat.sim.observing import Observer
 from offbeat.sim.world import Deadlock, World
 from offbeat.strategy import Strategy
 from offbeat.task import Task
@@ -93,7 +94,8 @@ def simulate(
     The run ends by one of ``steps`` (so many gradients for every worker), ``samples`` (so many gradients taken by all
     together) or ``seconds`` (of virtual time). ``compute_s`` is a step's computation, ``delays`` come on top, before
     it: numbers, distributions (``ob.delays``) or functions of (step, rank). ``task=None`` simulates time alone, with a
-    model of ``parameters`` float32 numbers. ``spans`` keeps each worker's timeline in ``run.trace``.
+    model of ``parameters`` float32 numbers. ``spans`` keeps each worker's timeline in ``run.trace``, and the loss, the
+    spread of the replicas and the period of adaptive averaging over time.
     """
     if not isinstance(strategy, Strategy):
         raise TypeError(f"{strategy!r} is not a strategy; use one such as ob.local_sgd(period=8)")
@@ -106,6 +108,9 @@ def simulate(
     fleet = Fleet(task, workers, seed) if task is not None else None
     replicas = [_replica(fleet, rank, workers, seed, steps, parameters) for rank in range(workers)]
     retired: dict[int, Vec] = {}
+    gradients = steps * workers if steps is not None else samples
+    observer = Observer(fleet, replicas, trace, gradients) if fleet and spans else None
+    seen = observer or fleet
 
     world = World(
         replicas,
@@ -116,13 +121,18 @@ def simulate(
         network,
         trace,
         ask=fleet.ask if fleet else lambda rank, step: None,
-        gradient=fleet.gradient if fleet else lambda rank: replicas[rank].x,
+        gradient=seen.gradient if seen else lambda rank: replicas[rank].x,
         rows=fleet.rows if fleet else lambda rank, step: 32,
-        union=fleet.union if fleet else lambda rank, pieces: replicas[rank].x,
+        union=seen.union if seen else lambda rank, pieces: replicas[rank].x,
         retired=lambda rank: retired.__setitem__(rank, replicas[rank].x.clone()),
     )
+    if observer is not None:
+        observer.now = lambda: float(world.env.now)
+        observer.step = lambda rank: world.workers[rank].taken - 1
     world.run()
     model = _close(fleet, workers) if fleet else None
+    if observer is not None and fleet is not None:
+        observer.close(fleet.losses())
     return Run(
         strategy=str(strategy),
         workers=workers,

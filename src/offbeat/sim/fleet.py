@@ -143,9 +143,7 @@ class Fleet:
         self._store(self.counting, self.N, ranks, state)
         return values
 
-    def _evaluate(
-        self, ranks: Tensor, batch: list[Tensor]
-    ) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
+    def _evaluate(self, ranks: Tensor, batch: list[Tensor]) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
         """Gradients, losses and new buffers of the workers ``ranks``, one row each."""
         weights = self._tensors(self.layout, self.X, ranks)
         state = {**self._tensors(self.floating, self.B, ranks), **self._tensors(self.counting, self.N, ranks)}
@@ -158,7 +156,7 @@ class Fleet:
                 return grads, values.detach(), state
             except RuntimeError as error:
                 reason = str(error).splitlines()[0]
-                warnings.warn(f"gradients are computed one worker at a time, since vmap refused: {reason}", stacklevel=2)
+                warnings.warn(f"gradients are computed one at a time, since vmap refused: {reason}", stacklevel=2)
                 self._one_by_one = True
         return self._loop(ranks, weights, state, batch)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ import simpy
 
 from offbeat.effects import Batch, Done
 from offbeat.sim.network import Network
-from offbeat.stopping import cuts
+from offbeat.stopping import Rest
 from offbeat.trace import Trace
 from offbeat.vector import Vec
 
@@ -22,17 +23,22 @@ class _Stream:
     """A worker's data in order: it runs on where it stopped, whatever the rounds do."""
 
     batch: int = 0
-    waiting: list[tuple[int, int, int]] = field(default_factory=list)
+    waiting: deque[tuple[int, Rest]] = field(default_factory=deque)
+
+    def pieces(self, micro: int) -> int:
+        return sum(rest.pieces(micro) for _, rest in self.waiting)
 
 
 @dataclass
 class _Part:
     """A worker's part of one round."""
 
+    r: int
     effect: Batch
     answer: Callable[[Done], None]
     began_s: float
-    piece_s: float
+    compute_s: float
+    at_most: int
     pieces: list[Piece] = field(default_factory=list)
 
 
@@ -56,41 +62,42 @@ class MicroBatches:
         self._streams = [_Stream() for _ in range(size)]
         self._done: dict[int, int] = {}  # round → workers that have done their whole batch
         self._rung_s: dict[int, float] = {}  # round → when its bell has reached everybody
-        self._last = [-1] * size
 
     def begin(self, rank: int, r: int, effect: Batch, answer: Callable[[Done], None]) -> None:
-        """Worker ``rank`` begins its part of round ``r``."""
-        delay, compute = self._delay_s(r, rank), self._compute_s(r, rank)
-        now = self._env.now
-        self._trace.span(rank, r, "delay", now, now + delay)
-        part = _Part(effect, answer, now, compute / effect.micro)
-        self._env.timeout(delay + part.piece_s).callbacks.append(lambda _: self._piece_done(rank, r, part))
-
-    def _next_piece(self, rank: int, micro: int) -> tuple[int, int, int]:
-        stream = self._streams[rank]
-        if not stream.waiting:
-            rows = self._rows(rank, stream.batch)
-            stream.waiting = [(stream.batch, lo, hi) for lo, hi in cuts(rows, micro)]
+        """Worker ``rank`` begins its part of round ``r``: what is left, and a new batch where that makes no round."""
+        stream, now, delay = self._streams[rank], self._env.now, self._delay_s(r, rank)
+        if stream.pieces(effect.micro) < effect.micro:
+            stream.waiting.append((stream.batch, Rest(self._rows(rank, stream.batch))))
             stream.batch += 1
-        return stream.waiting.pop(0)
+        self._trace.span(rank, r, "delay", now, now + delay)
+        at_most = min(effect.micro, stream.pieces(effect.micro))
+        part = _Part(r, effect, answer, now, self._compute_s(r, rank), at_most)
+        self._env.timeout(delay).callbacks.append(lambda _: self._go_on(rank, part))
 
-    def _piece_done(self, rank: int, r: int, part: _Part) -> None:
-        now, effect = self._env.now, part.effect
-        batch, lo, hi = self._next_piece(rank, effect.micro)
-        part.pieces.append((batch, lo, hi, r))
-        self._trace.span(rank, r, "compute", now - part.piece_s, now)
-        done = len(part.pieces)
-        if done == effect.micro:
-            self._ring(r, effect)
-        rung = now >= self._rung_s.get(r, math.inf)
-        if not effect.stop.is_over(done, effect.micro, rung, now - part.began_s):
-            self._env.timeout(part.piece_s).callbacks.append(lambda _: self._piece_done(rank, r, part))
+    def _go_on(self, rank: int, part: _Part) -> None:
+        """Before the first micro-batch and after each."""
+        now, effect, done = self._env.now, part.effect, len(part.pieces)
+        if done == part.at_most:
+            self._ring(effect)
+        rung = now >= self._rung_s.get(effect.r, math.inf)
+        if effect.stop.is_over(done, part.at_most, rung, now - part.began_s):
+            samples = sum(hi - lo for _, lo, hi, _ in part.pieces)
+            whole_s = (now - part.began_s) * part.at_most / done if done else None
+            part.answer(Done(self._union(rank, part.pieces), samples, done, whole_s))
             return
-        samples = sum(hi - lo for _, lo, hi, _ in part.pieces)
-        whole_s = now - part.began_s if done == effect.micro else None
-        part.answer(Done(self._union(rank, part.pieces), samples, done, whole_s))
+        waiting = self._streams[rank].waiting
+        batch, rest = waiting[0]
+        lo, hi = rest.first(effect.micro)
+        seconds = part.compute_s / rest.whole(effect.micro)
+        rest.lo = hi
+        if not rest.left:
+            waiting.popleft()
+        part.pieces.append((batch, lo, hi, part.r))
+        self._trace.span(rank, part.r, "compute", now, now + seconds)
+        self._env.timeout(seconds).callbacks.append(lambda _: self._go_on(rank, part))
 
-    def _ring(self, r: int, effect: Batch) -> None:
+    def _ring(self, effect: Batch) -> None:
+        r = effect.r
         self._done[r] = self._done.get(r, 0) + 1
         if effect.stop.workers is not None and self._done[r] >= effect.stop.workers:
             self._rung_s.setdefault(r, self._env.now + self._news_s)

@@ -113,7 +113,7 @@ class Partial:
         seat = self.seats[rank]
         if x is not None:
             seat.tray.deposit(x, Piece(-1, seat.place.taken))
-            self.referee.renewed(rank, seat.place.taken)
+            self._start(rank, self.referee.renewed(rank, seat.place.taken))
         seat.resting = True
 
         def go() -> None:

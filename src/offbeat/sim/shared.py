@@ -8,6 +8,7 @@ weights and of the halves in flight changes only by what workers add.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import simpy
 
@@ -75,4 +76,7 @@ class Shared:
         self._retired[rank] = answer
         if len(self._retired) == self._size:
             for r, go in sorted(self._retired.items()):
-                self._env.timeout(0).callbacks.append(lambda _, r=r, go=go: go(self._y[r]))
+                self._env.timeout(0).callbacks.append(partial(self._let_go, r, go))
+
+    def _let_go(self, rank: int, go: Callable[[Vec], None], _: object) -> None:
+        go(self._y[rank])

@@ -275,9 +275,7 @@ class World:
     def _partial(self, channel: Channel) -> Partial:
         if channel.name not in self.partials:
             seed = self.workers[0].me.seed
-            self.partials[channel.name] = Partial(
-                channel, self.env, self._network, self.trace, len(self.workers), seed
-            )
+            self.partials[channel.name] = Partial(channel, self.env, self._network, self.trace, len(self.workers), seed)
         return self.partials[channel.name]
 
     def _open(self, worker: Worker, effect: Open) -> object:
@@ -292,9 +290,10 @@ class World:
             self._waited(worker, step)
             return got
 
-        return self._answered(worker, lambda go: self._partial(effect.channel).offer(
-            worker.rank, effect.x, step, lambda got: go(answer(got))
-        ))
+        return self._answered(
+            worker,
+            lambda go: self._partial(effect.channel).offer(worker.rank, effect.x, step, lambda got: go(answer(got))),
+        )
 
     def _rest(self, worker: Worker, effect: Rest) -> object:
         return self._answered(worker, lambda go: self._partial(effect.channel).rest(worker.rank, effect.x, go))

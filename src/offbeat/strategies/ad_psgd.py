@@ -34,7 +34,7 @@ PAPER = Paper(
     ),
     helps="workers of lasting unequal speed",
     hurts="agreement spreads slowly on a thin graph of many workers",
-    laws=("the sum of all weights changes only by the steps taken", "no order of arrivals can lock", "P = 1: serial SGD"),
+    laws=("the sum of all weights changes only by steps taken", "no order of arrivals can lock", "P = 1: serial SGD"),
     departures="sum-preserving form; every worker both asks and answers; exponential graph by default",
 )
 
@@ -44,7 +44,7 @@ def ad_psgd(graph: str | tuple[tuple[int, int], ...] = "exponential") -> Strateg
 
     async def body(me: Replica) -> None:
         whom = topology.graph(graph, me.size)
-        await Share(me.x)
+        await Share(me.x, neighbours(whom, me.rank))
         async for t in me.own_steps():
             near = whom(t).senders(me.rank)
             peer = near[draw.below(len(near), me.seed, t, me.rank)] if near else me.rank
@@ -56,3 +56,9 @@ def ad_psgd(graph: str | tuple[tuple[int, int], ...] = "exponential") -> Strateg
         me.x.copy_(await Retire())
 
     return Strategy(PAPER, ad_psgd, {"graph": graph}, body)
+
+
+def neighbours(whom: topology.Schedule, rank: int) -> tuple[int, ...]:
+    """Everyone that ``rank`` ever meets, whoever of the two asks."""
+    met = {j for t in range(whom.period or 1) for j in (*whom(t).senders(rank), *whom(t).receivers(rank))}
+    return tuple(sorted(met))

@@ -64,7 +64,7 @@ class Underway:
     async def finish(self) -> Vec:
         """The result; waits only if it is not there yet."""
         assert self._ticket is not None, "nothing is under way"
-        mixed = await Finish(self._ticket)
+        mixed: Vec = await Finish(self._ticket)
         self._mem.sent = self._ticket = None
         return mixed
 

@@ -35,7 +35,9 @@ PAPER = Paper(
     year=2020,
     venue="ACM SIGPLAN Symposium on Principles and Practice of Parallel Programming",
     arxiv="1908.04207",
-    axes=Axes(what="gradient", when="every step", whom="everyone", wait="first, majority, or a quorum", merge="sum / P"),
+    axes=Axes(
+        what="gradient", when="every step", whom="everyone", wait="first, majority, or a quorum", merge="sum / P"
+    ),
     helps="another worker is late each step",
     hurts="with 'first' and many workers nearly everything is stale",
     laws=("nobody late: equals allreduce bit for bit", "every gradient is applied exactly once"),

@@ -93,7 +93,7 @@ def wagma(
             elif S > 1:
                 me.x.copy_((mean * float(S) + me.x) / (S + 1.0))
 
-        partial = Channel("wagma", topology.groups(me.size, group), how, merge, codec)
+        partial = Channel("wagma", topology.groups(me.size, group), how, merge, codec, mine)
         await Open(partial, mine())
         async for t in me.own_steps():
             me.step(await Grad())
