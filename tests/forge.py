@@ -133,6 +133,7 @@ def _worker(job: Job, rank: int, port: int, place: Path) -> Callable[[], None]:
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job.size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )
+    os.environ["JOB_FOLDER"] = str(place)
     if not job.rank_0_hosts:
         os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
     stderr = os.open(place / f"{rank}.stderr", os.O_CREAT | os.O_WRONLY)

@@ -99,11 +99,10 @@ def interrupted(rank: int, name: str) -> float | None:
 
 
 def _folder() -> str:
-    return f"/tmp/offbeat-test-{os.environ['MASTER_PORT']}"
+    return os.environ["JOB_FOLDER"]
 
 
 def _say_pid() -> None:
-    os.makedirs(_folder(), exist_ok=True)
     Path(_folder(), "pid.new").write_text(str(os.getpid()))
     Path(_folder(), "pid.new").rename(Path(_folder(), "pid"))
 

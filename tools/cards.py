@@ -24,7 +24,7 @@ BEGIN, END = "<!-- methods: made by `make readme` from the cards -->", "<!-- met
 def table(link: str) -> str:
     """All methods as a Markdown table. ``link`` is where a method's name leads, with ``{}`` for the name."""
     rows = [
-        "| method | what travels | when | to whom | who is waited for | it helps with | paper |",
+        "| method | what travels | when | to whom | who is waited for | when it helps | paper |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, card in STRATEGIES.items():

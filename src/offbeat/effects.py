@@ -87,7 +87,7 @@ class Done:
     total: Vec
     samples: int
     pieces: int  # micro-batches
-    whole_s: float | None = None  # how long the whole batch took, if it was done
+    whole_s: float | None = None  # how long the whole batch took, or would have taken at this pace
 
 
 @dataclass(frozen=True, slots=True, eq=False)

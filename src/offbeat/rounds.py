@@ -52,9 +52,11 @@ class Referee:
     _computing: list[int | None] = field(default_factory=list)  # the base of the step it is in, if it is in one
     _deposit: list[int] = field(default_factory=list)  # the base of its last deposit
     _finished: set[int] = field(default_factory=set)
-    _standing: set[int] = field(default_factory=set)
+    _training: set[int] = field(default_factory=set)  # neither finished nor standing
+    _arrived: set[int] = field(default_factory=set)  # of those, who has arrived for the next round
 
     def __post_init__(self) -> None:
+        self._training = set(range(self.size))
         self._position = [-1] * self.size
         self._computing = [0] * self.size
         self._deposit = [0] * self.size
@@ -62,6 +64,7 @@ class Referee:
     def arrived(self, rank: int, position: int, base: int, next_base: int | None = None) -> list[int]:
         """``rank`` has deposited work with ``base`` and counts for round ``position``. The rounds that start."""
         self._position[rank] = max(self._position[rank], position)
+        self._note(rank)
         return self.passed(rank, base, next_base)
 
     def passed(self, rank: int, base: int, next_base: int | None = None) -> list[int]:
@@ -80,8 +83,7 @@ class Referee:
     def finished(self, rank: int) -> list[int]:
         """``rank`` has no more data; it never counts again."""
         self._finished.add(rank)
-        self._computing[rank] = None
-        return self._start()
+        return self.stands(rank)
 
     def renewed(self, rank: int, base: int) -> list[int]:
         """A worker without a step to take has taken ``base`` results; its weights are as new as that."""
@@ -90,36 +92,44 @@ class Referee:
 
     def stands(self, rank: int) -> list[int]:
         """``rank`` takes no step until it is back: nobody waits for it."""
-        self._standing.add(rank)
+        self._training.discard(rank)
+        self._arrived.discard(rank)
         self._computing[rank] = None
         return self._start()
 
     def back(self, rank: int) -> list[int]:
         """``rank`` is about to take steps again."""
-        self._standing.discard(rank)
+        self._training.add(rank)
+        self._note(rank)
         return self._start()
 
     @property
     def all_finished(self) -> bool:
         return len(self._finished) == self.size
 
+    def _note(self, rank: int) -> None:
+        if rank in self._training and self._position[rank] >= self.started:
+            self._arrived.add(rank)
+
     def _start(self) -> list[int]:
         begun = []
         while self._may_start(self.started):
             begun.append(self.started)
             self.started += 1
+            self._arrived = {r for r in self._arrived if self._position[r] >= self.started}
         return begun
 
     def _may_start(self, version: int) -> bool:
-        training = frozenset(range(self.size)) - self._finished - self._standing
-        arrived = frozenset(r for r in training if self._position[r] >= version)
+        arrived, training = self._arrived, self._training
         if not arrived:
             return False
         if self.rules.is_full(version):
-            return arrived == training
-        if self.rules.bound is not None and any(self._too_old(r, version) for r in range(self.size) if r not in arrived):
+            return len(arrived) == len(training)
+        if not self.rules.wait.satisfied(version, arrived, training, self.size, self.seed):
             return False
-        return self.rules.wait.satisfied(version, arrived, training, self.size, self.seed)
+        if self.rules.bound is None:
+            return True
+        return not any(self._too_old(r, version) for r in range(self.size) if r not in arrived)
 
     def _too_old(self, rank: int, version: int) -> bool:
         """Would leaving ``rank`` out of this round let something older than the bound be applied?"""
@@ -170,15 +180,19 @@ class Place:
             return 0
         return position + 1
 
+    def takes_at_least(self, step: int) -> int:
+        """How many results the next step will be begun with, whatever comes in until then."""
+        upto = self.results
+        if self.rules.catch_up == "every_step" and self.rules.absent == "last":
+            upto = min(upto, step + 1)
+        return max(self.taken, upto)
+
     def take(self, step: int) -> range:
         """The results to hand over after ``step``; the next step will be begun with them.
 
         All that are there; but where weights answer for the absent and every worker takes every step, the result of
         one's own round and no newer one (the paper's rule for a late worker).
         """
-        upto = self.results
-        if self.rules.catch_up == "every_step" and self.rules.absent == "last":
-            upto = min(upto, step + 1)
-        fresh = range(self.taken, upto)
-        self.taken = self.base = max(self.taken, upto)
-        return fresh
+        before = self.taken
+        self.taken = self.base = self.takes_at_least(step)
+        return range(before, self.taken)

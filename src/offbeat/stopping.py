@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -117,3 +117,13 @@ class Rest:
     def left(self) -> int:
         """Rows that are left."""
         return self.rows - self.lo
+
+
+def pieces(waiting: Iterable[Rest], micro: int) -> int:
+    """How many micro-batches wait."""
+    return sum(rest.pieces(micro) for rest in waiting)
+
+
+def quota(waiting: Sequence[Rest], micro: int) -> int:
+    """How many micro-batches make a round: ``micro``, or fewer where the batch in front has fewer samples than that."""
+    return min(micro, waiting[0].whole(micro)) if waiting else 0

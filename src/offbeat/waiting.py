@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +16,7 @@ class Wait(Protocol):
     @property
     def name(self) -> str: ...
 
-    def satisfied(self, version: int, arrived: frozenset[int], training: frozenset[int], size: int, seed: int) -> bool:
+    def satisfied(self, version: int, arrived: Set[int], training: Set[int], size: int, seed: int) -> bool:
         """``arrived`` is never empty and a part of ``training``: workers that have finished do not count."""
         ...
 
@@ -26,7 +27,7 @@ class First:
 
     name: str = "first"
 
-    def satisfied(self, version: int, arrived: frozenset[int], training: frozenset[int], size: int, seed: int) -> bool:
+    def satisfied(self, version: int, arrived: Set[int], training: Set[int], size: int, seed: int) -> bool:
         return True
 
 
@@ -43,7 +44,7 @@ class Majority:
     def initiator(self, version: int, size: int, seed: int) -> int:
         return draw.below(size, seed, version, 0x6D616A)
 
-    def satisfied(self, version: int, arrived: frozenset[int], training: frozenset[int], size: int, seed: int) -> bool:
+    def satisfied(self, version: int, arrived: Set[int], training: Set[int], size: int, seed: int) -> bool:
         chosen = self.initiator(version, size, seed)
         return chosen in arrived or chosen not in training
 
@@ -61,7 +62,7 @@ class AtLeast:
     def count(self, size: int) -> int:
         return self.quorum if isinstance(self.quorum, int) else math.ceil(self.quorum * size - 1e-9)
 
-    def satisfied(self, version: int, arrived: frozenset[int], training: frozenset[int], size: int, seed: int) -> bool:
+    def satisfied(self, version: int, arrived: Set[int], training: Set[int], size: int, seed: int) -> bool:
         return len(arrived) >= min(self.count(size), len(training))
 
 

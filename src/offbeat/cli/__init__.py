@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
+from offbeat.cli.demo import demo
 from offbeat.cli.methods import cite, list_methods
+from offbeat.cli.output import COMMAND
+from offbeat.cli.report import report
 from offbeat.cli.running import compare, simulate, train
 from offbeat.live import OffbeatError
 from offbeat.sim import Deadlock
@@ -25,11 +29,13 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("demo")(demo)
 app.command("list")(list_methods)
 app.command("cite")(cite)
 app.command("simulate")(simulate)
 app.command("train")(train)
 app.command("compare")(compare)
+app.command("report")(report)
 
 
 def _version(wanted: bool) -> None:
@@ -46,8 +52,8 @@ def offbeat(
 ) -> None:
     """Train PyTorch models on many workers without marching in step.
 
-    Start with `offbeat compare --delay "2 ranks 320ms"`: it shows in virtual time what stragglers cost, and who
-    avoids it. `offbeat list` names the methods; `--live` and `offbeat train` use real processes.
+    Start with `offbeat demo`: real processes, stragglers, and what each method makes of them. `offbeat compare
+    --delay "2 ranks 320ms"` does it in virtual time, with any number of workers; `offbeat list` names the methods.
 
     Times, rates and sizes carry units: 320ms, 50us, 10Gbps, 25.6M.
     """
@@ -56,6 +62,7 @@ def offbeat(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; answers its exit code: 0, 1 for a run that failed, 2 for wrong input, 130 after Ctrl-C."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    COMMAND.set(shlex.join(["offbeat", *given]))
     try:
         code = app(given or ["--help"], prog_name="offbeat", standalone_mode=False)
     except ValueError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -65,6 +66,13 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of the strategy; may be repeated.")
 ]
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers to this file, too.")]
+ReportFolder = Annotated[
+    Path | None,
+    typer.Option("--report", metavar="DIR", help="Keep the run in this folder, with an HTML page about it."),
+]
+TraceFile = Annotated[
+    Path | None, typer.Option("--trace", metavar="FILE", help="Write the timeline for Perfetto or chrome://tracing.")
+]
 
 
 @dataclass(frozen=True)
@@ -173,16 +181,43 @@ def read_scene(
     return made
 
 
-def check_json(path: Path | None) -> None:
+def check_count(option: str, text: str, least: int) -> int:
+    """A whole number of at least ``least``."""
+    count = _read(option, parse_count, text)
+    if count < least:
+        raise ValueError(f"{option} {count} is too few; use {least} or more")
+    return count
+
+
+def check_file(option: str, path: Path | None) -> None:
     """Say before the work that its result could not be written."""
     if path is None:
         return
     if path.is_dir():
-        raise ValueError(f"--json {path} is a folder; name a file in it")
+        raise ValueError(f"{option} {path} is a folder; name a file in it")
     if not path.absolute().parent.is_dir():
-        raise ValueError(f"--json {path} lies in a folder that does not exist; make it first: mkdir -p {path.parent}")
+        raise ValueError(f"{option} {path} lies in a folder that does not exist; make it first: mkdir -p {path.parent}")
     if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-        raise ValueError(f"--json {path} may not be written; choose another file")
+        raise ValueError(f"{option} {path} may not be written; choose another file")
+
+
+def check_json(path: Path | None) -> None:
+    check_file("--json", path)
+
+
+def check_report(folder: Path | None) -> None:
+    """The folder is to be new, empty, or that of an earlier run, which it then replaces."""
+    if folder is None:
+        return
+    if find_spec("plotly") is None:
+        raise ValueError("a report needs Plotly, which is not installed; pip install 'offbeat[report]'")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--report {folder} is a file; name a folder")
+    if folder.is_dir():
+        if any(folder.iterdir()) and not (folder / "run.json").exists() and not any(folder.glob("[0-9]*-*.jsonl")):
+            raise ValueError(f"--report {folder} holds other things; name a new folder")
+        if not os.access(folder, os.W_OK):
+            raise ValueError(f"--report {folder} may not be written; name another folder")
 
 
 def _workers(text: str | None, live: bool, members: int | None) -> int:

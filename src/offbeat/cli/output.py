@@ -1,25 +1,87 @@
-"""Results on their way out: the table on stdout, the JSON file written whole or not at all."""
+"""Results on their way out: the table on stdout, files written whole or not at all."""
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
+from offbeat.cli.options import check_file, check_json, check_report
+from offbeat.report import folder, page, perfetto
+from offbeat.report.folder import Recording, Story
 from offbeat.report.table import Record, runs_table
 from offbeat.version import __version__
 
+COMMAND: ContextVar[str] = ContextVar("COMMAND", default="offbeat")
 
-def show(records: Sequence[Record], heading: str, path: Path | None) -> None:
-    """Print the table of these runs, and write them to ``path`` if there is one."""
+
+@dataclass(frozen=True)
+class Outputs:
+    """Where a command's results go besides the screen."""
+
+    json: Path | None = None
+    report: Path | None = None
+    trace: Path | None = None
+
+    def check(self) -> None:
+        """Say before the work that its results could not be written."""
+        check_json(self.json)
+        check_report(self.report)
+        check_file("--trace", self.trace)
+
+    @property
+    def wants_spans(self) -> bool:
+        return self.report is not None or self.trace is not None
+
+    def write(self, recordings: Sequence[Recording], heading: str) -> None:
+        if self.json is not None:
+            records = [recording.record.json() for recording in recordings]
+            write_json(self.json, {"offbeat": __version__, "runs": records})
+        if self.trace is not None:
+            perfetto.write(self.trace, recordings)
+            print(f"wrote {self.trace}: open it at https://ui.perfetto.dev", file=sys.stderr)
+        if self.report is not None:
+            made = time.strftime("%Y-%m-%d %H:%M:%S %z")
+            story = Story(heading, COMMAND.get(), made, versions(), recordings)
+            folder.write(self.report, story)
+            page.write(self.report / "report.html", story)
+            print(f"wrote {self.report / 'report.html'}", file=sys.stderr)
+
+
+def show(records: Sequence[Record], heading: str) -> None:
+    """Print the table of these runs."""
     Console().print(runs_table(records, heading))
-    if path is not None:
-        write_json(path, {"offbeat": __version__, "runs": [record.json() for record in records]})
+
+
+def show_slow(recordings: Sequence[Recording]) -> None:
+    """Say which worker was slow, for each run that knows it."""
+    console = Console()
+    for recording in recordings:
+        if said := page.words(recording):
+            label = f"{recording.record.label}: " if len(recordings) > 1 else ""
+            console.print(Text.assemble((label, "bold"), " ".join(said)))
+
+
+def versions() -> dict[str, str]:
+    """What the numbers depend on."""
+    found = {"offbeat": __version__, "python": platform.python_version()}
+    for name in ("torch", "numpy", "plotly"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {**found, "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"}
 
 
 def write_json(path: Path, value: object) -> None:

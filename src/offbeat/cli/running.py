@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,6 +22,7 @@ from offbeat.cli.options import (
     LiveCompute,
     LiveTaskName,
     Parameters,
+    ReportFolder,
     Samples,
     Scene,
     Seed,
@@ -30,16 +30,17 @@ from offbeat.cli.options import (
     Steps,
     StrategyName,
     TaskName,
+    TraceFile,
     VirtualTime,
     Workers,
-    check_json,
     read_scene,
 )
-from offbeat.cli.output import show
+from offbeat.cli.output import Outputs, show, show_slow
 from offbeat.cli.progress import Meter, meters
 from offbeat.cli.settings import label, plain_settings, read_strategy
 from offbeat.live.launch import launch
 from offbeat.live.worker import Job, LiveRun, joined, take_part
+from offbeat.report.folder import Recording
 from offbeat.report.table import Record
 from offbeat.sim import Run
 from offbeat.sim import simulate as run_simulation
@@ -47,7 +48,7 @@ from offbeat.strategy import Strategy
 
 USUAL = ("allreduce", "local_sgd", "adaptive", "dasgd")
 
-OneRun = Callable[[Strategy, Scene, Meter], Run | LiveRun | None]
+OneRun = Callable[[Strategy, Scene, bool, Meter], Run | LiveRun | None]
 
 
 def simulate(
@@ -67,6 +68,8 @@ def simulate(
     codec: CodecName = None,
     set_: Settings = None,
     json: Json = None,
+    report: ReportFolder = None,
+    trace: TraceFile = None,
 ) -> None:
     """Run a strategy in virtual time, with any number of workers (8, if you do not say).
 
@@ -77,7 +80,8 @@ def simulate(
 
     `offbeat simulate dasgd --set delay=2 --task none --parameters 25.6M --bandwidth 1Gbps`
     """
-    check_json(json)
+    outputs = Outputs(json, report, trace)
+    outputs.check()
     made = read_strategy(strategy, set_ or (), codec)
     scene = read_scene(
         workers=workers,
@@ -94,7 +98,7 @@ def simulate(
         seed=seed,
         live=False,
     )
-    _run_all([made], scene, _simulated, json)
+    _run_all([made], scene, _simulated, outputs)
 
 
 def train(
@@ -108,6 +112,8 @@ def train(
     codec: CodecName = None,
     set_: Settings = None,
     json: Json = None,
+    report: ReportFolder = None,
+    trace: TraceFile = None,
 ) -> None:
     """Train with real processes: N of this machine (4, if you do not say), or as a member of a bigger job.
 
@@ -118,7 +124,8 @@ def train(
 
     `torchrun --nnodes 2 --nproc-per-node 4 … -m offbeat train dasgd`
     """
-    check_json(json)
+    outputs = Outputs(json, report, trace)
+    outputs.check()
     made = read_strategy(strategy, set_ or (), codec)
     scene = read_scene(
         workers=workers,
@@ -130,7 +137,7 @@ def train(
         live=True,
         members=_members(),
     )
-    _run_live([made], scene, json)
+    _run_live([made], scene, outputs)
 
 
 def compare(
@@ -152,6 +159,8 @@ def compare(
     parameters: Parameters = None,
     seed: Seed = "0",
     json: Json = None,
+    report: ReportFolder = None,
+    trace: TraceFile = None,
 ) -> None:
     """Run several strategies with the same seed and the same delays, side by side; the first is what counts as 1×.
 
@@ -162,7 +171,8 @@ def compare(
 
     `offbeat compare --live allreduce local_sgd:period=4 local_sgd:period=16,codec=qsgd8`
     """
-    check_json(json)
+    outputs = Outputs(json, report, trace)
+    outputs.check()
     made = [read_strategy(words) for words in strategies or USUAL]
     scene = read_scene(
         workers=workers,
@@ -181,9 +191,9 @@ def compare(
         members=_members() if live else None,
     )
     if live:
-        _run_live(made, scene, json)
+        _run_live(made, scene, outputs)
     else:
-        _run_all(made, scene, _simulated, json)
+        _run_all(made, scene, _simulated, outputs)
 
 
 def _members() -> int | None:
@@ -191,23 +201,23 @@ def _members() -> int | None:
     return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
 
 
-def _run_live(made: Sequence[Strategy], scene: Scene, json: Path | None) -> None:
+def _run_live(made: Sequence[Strategy], scene: Scene, outputs: Outputs) -> None:
     if _members() is None:
-        _run_all(made, scene, _launched, json)
+        _run_all(made, scene, _launched, outputs)
     else:
-        _run_all(made, scene, _taken_part, json, around=joined(), silent=os.environ["RANK"] != "0")
+        _run_all(made, scene, _taken_part, outputs, around=joined(), silent=os.environ["RANK"] != "0")
 
 
 def _run_all(
     made: Sequence[Strategy],
     scene: Scene,
     run_one: OneRun,
-    json: Path | None,
+    outputs: Outputs,
     around: AbstractContextManager[None] | None = None,
     silent: bool = False,
 ) -> None:
     """Run one after the other. Those that were done before a failure or Ctrl-C are still shown and written."""
-    records: list[Record] = []
+    recordings: list[Recording] = []
     total = scene.samples if scene.samples is not None else scene.steps
     if not scene.live and scene.steps is not None:
         total = scene.steps * scene.workers
@@ -216,15 +226,19 @@ def _run_all(
             for number, strategy in enumerate(made, 1):
                 place = f"{number}/{len(made)} " if len(made) > 1 else ""
                 with board.meter(f"{place}{label(strategy)}", total) as meter:
-                    run = run_one(strategy, scene, meter)
+                    run = run_one(strategy, scene, outputs.wants_spans, meter)
                 if run is not None:
-                    records.append(_record(run, strategy, scene))
+                    record = _record(run, strategy, scene)
+                    recordings.append(Recording(record, run.trace, run.finished_s, run.wait_s))
     finally:
-        if records:
-            show(records, scene.heading, json)
+        if recordings:
+            show([recording.record for recording in recordings], scene.heading)
+            if scene.live:
+                show_slow(recordings)
+            outputs.write(recordings, scene.heading)
 
 
-def _simulated(strategy: Strategy, scene: Scene, meter: Meter) -> Run:
+def _simulated(strategy: Strategy, scene: Scene, spans: bool, meter: Meter) -> Run:
     compute_s = delays.bind(scene.compute_s, seed=scene.seed, workers=scene.workers, what="--compute")
 
     def counted(step: int, rank: int) -> float:
@@ -243,11 +257,12 @@ def _simulated(strategy: Strategy, scene: Scene, meter: Meter) -> Run:
         delays=scene.delays,
         network=scene.network,
         parameters=scene.parameters,
-        rounds=False,
+        spans=spans,
+        rounds=spans,
     )
 
 
-def _launched(strategy: Strategy, scene: Scene, meter: Meter) -> LiveRun:
+def _launched(strategy: Strategy, scene: Scene, spans: bool, meter: Meter) -> LiveRun:
     assert scene.task is not None
     assert scene.steps is not None
     meter.note("starting processes")
@@ -263,7 +278,7 @@ def _launched(strategy: Strategy, scene: Scene, meter: Meter) -> LiveRun:
     )
 
 
-def _taken_part(strategy: Strategy, scene: Scene, meter: Meter) -> LiveRun | None:
+def _taken_part(strategy: Strategy, scene: Scene, spans: bool, meter: Meter) -> LiveRun | None:
     assert scene.task is not None
     assert scene.steps is not None
     job = Job(strategy, scene.task, scene.steps, scene.seed, scene.delays, scene.compute_s)

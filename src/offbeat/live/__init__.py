@@ -15,10 +15,11 @@ from torch.distributed.rendezvous import rendezvous
 from offbeat.live import checks
 from offbeat.live.attached import Attached
 from offbeat.live.board import Board
+from offbeat.live.chronicle import Log, Summary
 from offbeat.live.errors import ConfigMismatch, OffbeatError, PeerFailed
 from offbeat.strategy import Strategy, whole
 
-__all__ = ["Attached", "ConfigMismatch", "OffbeatError", "PeerFailed", "attach", "init"]
+__all__ = ["Attached", "ConfigMismatch", "OffbeatError", "PeerFailed", "Summary", "attach", "init"]
 
 _number = itertools.count()
 
@@ -68,12 +69,14 @@ def attach(
     steps: int | None = None,
     seed: int = 0,
     patience_s: float = 1800.0,
+    log: Log | None = None,
 ) -> Attached:
     """Let ``strategy`` decide what each ``optimizer.step()`` exchanges. Every rank must call it.
 
     Rank 0's parameters and buffers are given to all. ``max_norm`` clips what the inner optimiser is given;
     ``accumulate`` declares how many ``backward()`` calls make a step; ``steps`` tells strategies that plan ahead how
-    long the run is; ``patience_s`` is the longest wait for a peer before the run is given up.
+    long the run is; ``patience_s`` is the longest wait for a peer before the run is given up; ``log`` hears of every step: a
+    ``SummaryWriter``, or anything with its ``add_scalar(tag, value, step)``.
     """
     if isinstance(optimizer, Attached):
         raise ValueError(
@@ -94,6 +97,7 @@ def attach(
         seed=seed,
         steps=steps,
         patience_s=patience_s,
+        log=log,
         closed=_World.let_go,
     )
     _World.users += 1

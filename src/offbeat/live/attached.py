@@ -19,6 +19,7 @@ from offbeat.effects import Batch, Done, Grad, GradMix, Next, Turn
 from offbeat.live import checks, state
 from offbeat.live.board import Board
 from offbeat.live.buckets import STEP_MODULUS, Buckets
+from offbeat.live.chronicle import Chronicle, Log, Summary
 from offbeat.live.desk import Desk
 from offbeat.live.equal import equalise, share_beginning
 from offbeat.live.errors import OffbeatError
@@ -53,6 +54,7 @@ class Attached(torch.optim.Optimizer):
         seed: int,
         steps: int | None,
         patience_s: float,
+        log: Log | None,
         closed: Callable[[], None],
     ) -> None:
         # torch's own __init__ would add the parameters anew; what it sets up is shared with the inner optimiser.
@@ -61,6 +63,7 @@ class Attached(torch.optim.Optimizer):
         self._board = board
         self._max_norm, self._accumulate = max_norm, accumulate
         self._on_close = closed
+        self._chronicle = Chronicle(log)
         board.agree(checks.facts(self._flat, strategy, accumulate=accumulate, seed=seed, steps=steps))
         self._transport = Transport(Waiter(board, patience_s), board, any(p.is_cuda for p in self._flat.parts))
         share_beginning(self._flat, self._transport)
@@ -103,6 +106,7 @@ class Attached(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._forget_backwards()
+        self._stream.forget()
         self.inner.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -118,6 +122,7 @@ class Attached(torch.optim.Optimizer):
         """The inner optimiser's state and, under "offbeat", the strategy's. Local: nothing is communicated."""
         if self._desk.is_open:
             self.me.memory.owed = self._desk.owed()
+        self.me.memory.waiting = self._stream.waiting
         return {**self.inner.state_dict(), "offbeat": state.saved(self.strategy, self.me, self._session.resume_from)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -128,8 +133,10 @@ class Attached(torch.optim.Optimizer):
         rest = dict(state_dict)
         own = rest.pop("offbeat", None)
         if own is not None:  # first, as it may refuse: then nothing is loaded
+            self._session.refuse_if_begun()
             self._session.restart(state.restore(own, self.strategy, self.me))
             self._reset_step()
+            self._warn_waited(int(getattr(self.me.memory, "waiting", 0)))
         self.inner.load_state_dict(rest)
 
     # What Offbeat adds.
@@ -148,6 +155,15 @@ class Attached(torch.optim.Optimizer):
     def trace(self) -> Trace:
         """The partial rounds this worker took part in: who was fresh, how stale the others were, how long it waited."""
         return self._desk.trace
+
+    @property
+    def lost(self) -> list[int]:
+        """The steps of this worker whose gradients were dropped (``eager`` with ``stale="drop"``)."""
+        return self._desk.lost
+
+    def summary(self) -> Summary:
+        """How the run goes: this worker's own numbers and, after ``finish()``, which workers were waited for."""
+        return self._chronicle.summary(self)
 
     def __enter__(self) -> Attached:
         return self
@@ -172,13 +188,15 @@ class Attached(torch.optim.Optimizer):
                 self._begin()
             self._session.answer(self._gradient())
         self._reset_step()
+        self._chronicle.stepped(self)
         return loss
 
     def micro_batches(self, batch: Any, cost: Callable[[Any], float] | None = None) -> MicroBatches:
-        """Cut ``batch`` for ``nonblocking``: micro-batches until the others have moved on; the rest comes first next time.
+        """Cut ``batch`` for ``nonblocking``: micro-batches until the others move on; the rest comes first next time.
 
         A batch is a tensor, or a tuple, list or dict of tensors with one row a sample. ``cost`` cuts by the cost of
-        samples instead of their number. The loss of a micro-batch must be the mean over its samples.
+        samples instead of their number: it is given one sample, a batch without its first dimension. The loss of a
+        micro-batch must be the mean over its samples. A micro-batch without a ``backward`` does not count.
         """
         self._refuse_if_closed("micro_batches()")
         with torch.no_grad():
@@ -187,8 +205,8 @@ class Attached(torch.optim.Optimizer):
         asks = self._session.asks
         if not isinstance(asks, Batch):
             raise OffbeatError(f"{self.strategy} takes whole batches; micro_batches() goes with ob.nonblocking()")
-        self._stream.add(batch, asks.micro, cost)
-        return MicroBatches(self._stream.hand_out(asks), min(asks.micro, self._stream.pieces_waiting))
+        self._stream.add(batch, cost)
+        return self._stream.open(asks)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """A loader's batches for ``micro_batches``; new data is fetched only when the leftovers do not make a round."""
@@ -196,7 +214,11 @@ class Attached(torch.optim.Optimizer):
 
     @property
     def samples_used(self) -> list[int]:
-        """How many samples each worker has contributed (``nonblocking``): epochs and schedules count their sum."""
+        """How many samples each worker has contributed (``nonblocking``): epochs and schedules count their sum.
+
+        A worker uses its samples in order, so a resumed one goes on behind its first ``samples_used[rank]``. Along a
+        graph, the counts of the others are those of the round before.
+        """
         return [round(count) for count in getattr(self.me.memory, "used", [])]
 
     def average(self) -> None:
@@ -204,6 +226,8 @@ class Attached(torch.optim.Optimizer):
         self._refuse_if_closed("average()")
         self._flat.adopt()
         if self.me.size > 1:
+            with torch.no_grad():
+                self._session.start()  # as those without data have done
             self._board.reach(self.me.t - 1)  # those without data first take the steps that we took
             self._board.ask_for_average(self._averages)
             self._equalise()
@@ -230,6 +254,7 @@ class Attached(torch.optim.Optimizer):
                 self._idle_or_stop()
             if self.me.size > 1:
                 self._equalise()
+                self._chronicle.exchange(self._transport)
                 self._transport.agree_on(torch.zeros(1), dist.ReduceOp.SUM, "the others to finish")
         self._release()
         self._desk.close()
@@ -256,10 +281,14 @@ class Attached(torch.optim.Optimizer):
         self._session.start()
         if isinstance(self._session.asks, Next):
             self._session.turn(Turn.WORK)
-        asks = self._session.asks
-        if isinstance(asks, Batch) and asks.stop.workers is not None and self.me.size > 1:
-            self._desk.hang_bell()
+        self._hang_bell()
         self._in_step = True
+
+    def _hang_bell(self) -> None:
+        asks = self._session.asks
+        if isinstance(asks, Batch) and asks.stop.workers is not None and self.me.size > 1 and not self._desk.is_open:
+            self._board.reach(self.me.t)  # so that those without data come here, too: the bell is hung by all
+            self._desk.hang_bell()
 
     @property
     def _overlaps(self) -> bool:
@@ -346,10 +375,18 @@ class Attached(torch.optim.Optimizer):
         return self._desk.hang_bell().rung if self.me.size > 1 else -1
 
     def _warn_leftovers(self) -> None:
-        if self._stream.waiting:
+        if self._stream.waiting or self._stream.samples:
             warnings.warn(
-                f"{self._stream.waiting} samples of this worker were never reached; "
-                "loop over optimizer.batches(loader), which hands them out at the end",
+                f"{self._stream.waiting + self._stream.samples} samples of this worker were never used; loop over "
+                "optimizer.batches(loader), which hands them out at the end, with a step() for each batch",
+                stacklevel=3,
+            )
+
+    def _warn_waited(self, waiting: int) -> None:
+        if waiting:
+            warnings.warn(
+                f"when this state was saved, {waiting} samples waited on rank {self.me.rank}; samples are not saved; "
+                "let the data go on behind this worker's first optimizer.samples_used[rank] samples",
                 stacklevel=3,
             )
 
@@ -433,6 +470,7 @@ class Attached(torch.optim.Optimizer):
     def _idle_turn(self) -> None:
         """Run one step without a gradient of our own."""
         self._session.idle = True
+        self._hang_bell()
         while not isinstance(asks := self._session.asks, Next) and asks is not None:
             if self._overlaps:
                 self._buckets.begin()
@@ -454,7 +492,7 @@ class Attached(torch.optim.Optimizer):
     def _equalise(self) -> None:
         self._averages += 1
         if self._session.asks is not None:  # in the middle of a run
-            self._desk.align(self._largest)
+            self._desk.align(self._flat.x, self._largest)
         equalise(self._flat, self._transport)
         self._desk.adopt(self._flat.x)
 
@@ -473,11 +511,11 @@ class Attached(torch.optim.Optimizer):
         if self._closed:
             return
         self._release()
-        self._desk.abandon()
-        self._transport.park()
-        if self.me.size > 1:
+        if self.me.size > 1:  # before hanging up, so that whoever notices that finds the reason
             with suppress(RuntimeError):  # the store is gone, and with it everyone who could read the message
                 self._board.fail(message)
+        self._desk.abandon()
+        self._transport.park()
 
     def _at_exit(self) -> None:
         error = getattr(sys, "last_value", None)

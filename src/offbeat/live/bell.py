@@ -25,13 +25,15 @@ class Bell:
 
     def __init__(self, connection: socket.socket, board: Board, patience_s: float) -> None:
         self._connection, self._board, self._patience_s = connection, board, patience_s
-        self.rung = -1
+        self.rung = self._mine = -1
         self._thread = threading.Thread(target=self._run, name="offbeat-bell", daemon=True)
         self._thread.start()
 
     def ring(self, r: int, workers: int) -> None:
         """I am through my batch of round ``r``; the bell rings when ``workers`` are."""
-        self._tell(Frame(Word.RING, self._board.rank, r, workers))
+        if r > max(self.rung, self._mine):
+            self._mine = r  # once a round: a step that is given up and made anew must not count as two workers
+            self._tell(Frame(Word.RING, self._board.rank, r, workers))
 
     def finished(self) -> None:
         """I shall ring no more."""

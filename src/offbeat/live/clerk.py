@@ -15,8 +15,8 @@ every rank; no other thread touches these groups. The lock is never held while w
 
 from __future__ import annotations
 
+import contextlib
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -27,15 +27,17 @@ import torch
 from offbeat.effects import Channel, Got
 from offbeat.live.board import Board
 from offbeat.live.errors import OffbeatError, PeerFailed
-from offbeat.live.hub import Frame, Word, read_frame
+from offbeat.live.hub import Frame, Word, lost, read_frame
 from offbeat.live.parties import Parties
+from offbeat.live.staging import Staging
 from offbeat.rounds import Place
 from offbeat.trace import Round, Trace
 from offbeat.trays import Piece, Snapshot, Tray
-from offbeat.vector import Vec, wide
+from offbeat.vector import Vec
 
 LOOK_S = 0.1  # how often a waiting worker looks at the board
-SWITCH_S = 0.0005  # a clerk needs the interpreter a few times a round; the default of 5 ms would show
+SHORT_S = 0.002  # the same, where what it waits for is written there
+LEAVE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,11 @@ class Clerk:
         board: Board,
         trace: Trace,
         seed: int,
+        first_step: int,
         patience_s: float,
     ) -> None:
+        self._staging = Staging(like)
+        self._first_step = first_step  # of a run that was taken up again; rounds begin at 0
         self._channel, self._like, self._connection, self._parties = channel, like, connection, parties
         self._board, self._trace, self._seed, self._patience_s = board, trace, seed, patience_s
         self._rank, self._size = board.rank, board.size
@@ -70,11 +75,10 @@ class Clerk:
         self._failure: BaseException | None = None
         self._flushed = self._finished = False
         self._waits_since: dict[int, float] = {}
+        self._counted: int | None = None
         self.waited_s = 0.0
         if x is not None:
-            self._tray.deposit(_wide(x), Piece(-1, 0))
-        self._switch_s = sys.getswitchinterval()
-        sys.setswitchinterval(min(SWITCH_S, self._switch_s))
+            self._tray.deposit(self._staging.down(x), Piece(-1, 0))
         self._thread = threading.Thread(target=self._run, name="offbeat-clerk", daemon=True)
         self._thread.start()
 
@@ -84,6 +88,7 @@ class Clerk:
         """Deposit, count or go on; the results to apply."""
         start = time.monotonic()
         bounded = self._channel.rules.bound is not None
+        mine, step = self._staging.down(x), step - self._first_step
         with self._lock:
             self._wait_for(self.place.outstanding + 1 if self.place.must_wait_first() else 0)
             piece = Piece(step, self.place.base)
@@ -91,14 +96,16 @@ class Clerk:
             if position is None and self._channel.rules.absent == "drop":
                 self._tray.discard(piece)
             else:
-                self._tray.deposit(_wide(x), piece)
+                self._tray.deposit(mine, piece)
+            needed = self.place.waits_for(position)
+            next_base = max(self.place.takes_at_least(step), needed)
         # The deposit is in the tray before anybody is told of it: a round that counts on it finds it.
         if position is not None:
-            self._tell(Word.ARRIVED, position, piece.base)
+            self._tell(Word.ARRIVED, position, piece.base, next_base)
         elif bounded:
-            self._tell(Word.PASSED, 0, piece.base)
+            self._tell(Word.PASSED, 0, piece.base, next_base)
         with self._lock:
-            self._wait_for(self.place.waits_for(position))
+            self._wait_for(needed)
             got = [self._got(v) for v in self.place.take(step)]
             base = self.place.base
         if bounded:
@@ -114,35 +121,72 @@ class Clerk:
 
     def rest(self, x: Vec | None, meanwhile: Callable[[], None]) -> Got | None:
         """The next result of the others; None when all have finished and nothing is owed."""
-        with self._lock:
-            if x is not None:
-                self._tray.deposit(_wide(x), Piece(-1, self.place.taken))
-        if x is not None and self._channel.rules.bound is not None:
-            self._tell(Word.RENEWED, 0, self.place.taken)
+        self.renew(x)
         while True:
             with self._lock:
                 if self._failure is not None:
                     raise self._failed()
-                if self.place.taken < self.place.results:
-                    version = self.place.taken
-                    self.place.taken = self.place.base = version + 1
-                    return self._got(version)
+                if (got := self._next()) is not None:
+                    return got
                 if self._flushed:
                     return None
                 self._lock.wait(LOOK_S)
             self._board.check()
             meanwhile()
 
-    def catch_up(self, results: int) -> list[Got]:
-        """Everything up to result number ``results``, which has been started for all."""
+    def renew(self, x: Vec | None) -> None:
+        """Without a step to take, ``x`` answers for me from now on."""
+        if x is None:
+            return
+        mine = self._staging.down(x)
+        with self._lock:
+            self._tray.deposit(mine, Piece(-1, self.place.taken))
+            taken = self.place.taken
+        if self._channel.rules.bound is not None:
+            self._tell(Word.RENEWED, 0, taken)
+
+    def stand(self, all_there: Callable[[], bool], agree_on_largest: Callable[[int], int]) -> None:
+        """Stand still between two steps until all do, and apply every round that has been started by then.
+
+        Meanwhile nobody waits for me, and I take every result, as one who has finished: a worker that is behind may
+        need many more rounds until it stands here too.
+        """
+        self._tell(Word.STANDS)
+        apply, holds = self._channel.apply, self._channel.holds
+        self.renew(holds())
+        while not all_there():
+            with self._lock:
+                if self._failure is not None:
+                    raise self._failed()
+                got = self._next()
+                if got is None:
+                    self._lock.wait(SHORT_S)
+            if got is not None:
+                apply([got])
+                self.renew(holds())
+            self._board.check()
+        self._tell(Word.BACK)
+        with self._lock:
+            self._wait_until(lambda: self._counted is not None, "the number of rounds")
+            assert self._counted is not None
+            started, self._counted = self._counted, None
+        # The last of us to be counted was told of every round that the others have started.
+        results = agree_on_largest(started)
         with self._lock:
             self._wait_for(results)
-            return [self._got(v) for v in self.place.take(results - 1)]
+            taken = [self._got(v) for v in self.place.take(results - 1)] if results else []
+            base = self.place.base
+        apply(taken)
+        if self._channel.rules.bound is not None and not self._finished:
+            self._tell(Word.BEGAN, 0, base)
 
-    @property
-    def results(self) -> int:
-        with self._lock:
-            return self.place.results
+    def _next(self) -> Got | None:
+        """The oldest result not taken yet, if there is one."""
+        version = self.place.taken
+        if version >= self.place.results:
+            return None
+        self.place.taken = self.place.base = version + 1
+        return self._got(version)
 
     def owed(self) -> Vec | None:
         """A copy of the gradients in the tray, for a checkpoint."""
@@ -153,29 +197,30 @@ class Clerk:
     def lost(self) -> list[int]:
         """The steps whose gradients were dropped."""
         with self._lock:
-            return [piece.step for piece in self._tray.lost]
+            return [piece.step + self._first_step for piece in self._tray.lost if piece.step >= 0]
 
     def close(self) -> None:
         """End the thread and the connection. The flush is over on this rank."""
         self._thread.join(self._patience_s)
         self._connection.close()
-        sys.setswitchinterval(self._switch_s)
 
     def abandon(self) -> None:
-        """Hang up without waiting: the clerk's thread ends when it reads the next frame."""
-        try:
+        """Hang up without waiting for anybody."""
+        with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-        sys.setswitchinterval(self._switch_s)
+        self._parties.give_up()
+        self._thread.join(LEAVE_S)
+        self._connection.close()
 
     def _wait_for(self, results: int) -> None:
         """Until so many results are there. Holds the lock on entry and on return, gives it up while waiting."""
-        if self.place.results >= results:
-            return
+        if self.place.results < results:
+            self._waits_since.setdefault(results - 1, time.monotonic())
+            self._wait_until(lambda: self.place.results >= results, f"round {results - 1} of {self._channel.name!r}")
+
+    def _wait_until(self, ready: Callable[[], bool], what: str) -> None:
         start = time.monotonic()
-        self._waits_since.setdefault(results - 1, start)
-        while self.place.results < results:
+        while not ready():
             if self._failure is not None:
                 raise self._failed()
             if not self._lock.wait(LOOK_S):
@@ -185,9 +230,7 @@ class Clerk:
                 finally:
                     self._lock.acquire()
             if time.monotonic() - start > self._patience_s:
-                raise PeerFailed(
-                    f"waited {self._patience_s:.0f} s for round {results - 1} of {self._channel.name!r}; a peer is stuck or gone"
-                )
+                raise PeerFailed(f"waited {self._patience_s:.0f} s for {what}; a peer is stuck or gone")
 
     def _failed(self) -> BaseException:
         if isinstance(self._failure, OffbeatError):
@@ -200,14 +243,14 @@ class Clerk:
         result, late = self._results.pop(version), self._channel.rules.late
         fresh = result.snapshot.deposits >= self._tray.deposits - late
         sent = result.snapshot.value if late and self._channel.rules.absent == "last" else None
-        return Got(version, result.value, fresh, result.full, result.count, sent)
+        up = self._staging.up
+        return Got(version, up(result.value), fresh, result.full, result.count, up(sent) if sent is not None else None)
 
-    def _tell(self, word: Word, a: int = 0, b: int = 0) -> None:
+    def _tell(self, word: Word, a: int = 0, b: int = 0, c: int = -1) -> None:
         try:
-            self._connection.sendall(Frame(word, self._rank, a, b).pack())
+            self._connection.sendall(Frame(word, self._rank, a, b, c).pack())
         except OSError as error:
-            self._board.check()
-            raise PeerFailed(f"rank {self._rank} lost the connection to rank 0's hub: {error}") from error
+            raise lost(self._board) from error
 
     # The clerk's thread.
 
@@ -216,9 +259,13 @@ class Clerk:
             while not self._flushed:
                 frame = read_frame(self._connection)
                 if frame is None:
-                    raise PeerFailed("the connection to rank 0's hub was closed; rank 0 has ended")
+                    raise lost(self._board)
                 if frame.word is Word.GO:
                     self._round(frame.a, frame.b, flush=False)
+                elif frame.word is Word.STARTED:
+                    with self._lock:
+                        self._counted = frame.a
+                        self._lock.notify_all()
                 elif frame.word is Word.FLUSH:
                     if self._channel.rules.absent != "last":
                         self._round(frame.a, -1, flush=True)
@@ -238,13 +285,13 @@ class Clerk:
             raise ValueError(f"partial rounds average within groups, not along {self._channel.whom(version)}")
         with self._lock:
             pieces = self._tray.pieces
-            shot = self._tray.snapshot(version, bool(pieces) and self._made_for(pieces[-1], version))
+            in_time = bool(pieces) and not flush and self.place.made_for(version, pieces[-1].base)
+            shot = self._tray.snapshot(version, in_time)
         keep = rules.late and rules.absent == "last"
         parts = [p.clone() if keep else p for p in shot.value.parts] if shot.value is not None else None
         entry = 0
         if (staleness := shot.staleness(version)) is not None:
-            made = any(self._made_for(p, version) for p in shot.pieces)
-            entry = 2 * (staleness + 1) + made
+            entry = 2 * (staleness + 1) + shot.fresh(version, rules.catch_up)
         record = torch.zeros(self._size, dtype=torch.int64)
         record[self._rank] = entry
         divisor = len(ranks) if rules.absent == "last" else self._size
@@ -256,19 +303,11 @@ class Clerk:
             return  # nothing was owed: no result, so that no optimiser moves
         self._deliver(version, started_by, ranks, record.tolist(), _Result(Vec(total), shot, full, len(ranks)))
 
-    def _made_for(self, piece: Piece, version: int) -> bool:
-        if self._channel.rules.catch_up == "every_step":
-            return piece.step == version
-        return version - piece.base <= self._channel.rules.late
-
     def _deliver(
         self, version: int, started_by: int, ranks: tuple[int, ...], record: list[int], result: _Result
     ) -> None:
         staleness = {r: record[r] // 2 - 1 for r in ranks if record[r]}
-        if self._channel.rules.catch_up == "every_step":
-            fresh = tuple(r for r in staleness if record[r] % 2)
-        else:
-            fresh = tuple(r for r, s in staleness.items() if s == 0)
+        fresh = tuple(r for r in staleness if record[r] % 2)
         with self._lock:
             now = time.monotonic()
             waited = {self._rank: now - self._waits_since.pop(version, now)}
@@ -277,12 +316,3 @@ class Clerk:
             self._results[version] = result
             self.place.results = version + 1
             self._lock.notify_all()
-
-
-def _wide(x: Vec) -> Vec:
-    """Trays are summed, so they are at least float32; host memory."""
-    if all(p.dtype == wide(p.dtype) and not p.is_cuda for p in x.parts):
-        return x
-    return Vec([p.to(device="cpu", dtype=wide(p.dtype)) for p in x.parts])
-
-

@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +32,7 @@ from offbeat.live.board import START_S, Board
 from offbeat.live.clerk import Clerk
 from offbeat.live.errors import OffbeatError, PeerFailed
 from offbeat.live.group import Group
-from offbeat.live.hub import Hub, connect
+from offbeat.live.hub import Hub, connect, lost
 from offbeat.live.parties import Parties
 from offbeat.live.porter import Porter, Visit
 from offbeat.live.waiting import Waiter
@@ -39,6 +40,10 @@ from offbeat.replica import Replica
 from offbeat.rounds import Referee, Rules
 from offbeat.trace import Trace
 from offbeat.vector import Vec
+
+# A clerk, a porter, a bell need the interpreter a few times a round, from a worker that may be deep in Python code:
+# every time they would wait for the default of 5 ms.
+SWITCH_S = 0.0005
 
 
 class Desk:
@@ -52,6 +57,9 @@ class Desk:
         self._bell: Bell | None = None
         self._hub: Hub | None = None
         self._parties: Parties | None = None
+        self._is_finished = False
+        self._times_stood = 0
+        self._switch_s: float | None = None
         self.trace = Trace(keep_spans=False)
 
     @property
@@ -116,7 +124,16 @@ class Desk:
         self._channel = channel
         self._parties = Parties(channel, self._board, Waiter(self._board, self._patience_s))
         self._clerk = Clerk(
-            channel, effect.x, me.x, connection, self._parties, self._board, self.trace, me.seed, self._patience_s
+            channel,
+            effect.x,
+            me.x,
+            connection,
+            self._parties,
+            self._board,
+            self.trace,
+            me.seed,
+            me.t,
+            self._patience_s,
         )
 
     def share(self, effect: Share, me: Replica) -> None:
@@ -132,7 +149,13 @@ class Desk:
             self._hub = Hub(referee, address := _address(), token)
             self._board.publish("hub", json.dumps([address, self._hub.port, token.hex()]))
         address, port, token_hex = json.loads(self._wait_for_hub())
-        return connect(address, port, bytes.fromhex(token_hex), self._board.rank)
+        try:
+            connection = connect(address, port, bytes.fromhex(token_hex), self._board.rank)
+        except OSError as error:
+            raise lost(self._board) from error
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(min(SWITCH_S, self._switch_s))
+        return connection
 
     def _wait_for_hub(self) -> str:
         start = time.monotonic()
@@ -146,21 +169,29 @@ class Desk:
     def rest(self, x: Vec | None) -> Got | None:
         return self.clerk.rest(x, self._meanwhile)
 
-    def align(self, agree_on_largest: Callable[[int], int]) -> None:
-        """Apply every result that any rank has, so that all have applied the same ones. All ranks stand still here."""
-        if self._clerk is not None and self._channel is not None:
-            results = agree_on_largest(self._clerk.results)
-            self._channel.apply(self._clerk.catch_up(results))
+    def align(self, x: Vec, agree_on_largest: Callable[[int], int]) -> None:
+        """All ranks come to stand between two steps; ``x`` then holds every result, or every visit, there has been."""
+        if not self.is_open:
+            return
+        self._times_stood += 1
+        all_there = self._board.meeting(f"standing-{self._times_stood}", tuple(range(self._board.size)))
+        if self._clerk is not None:
+            self._clerk.stand(all_there, agree_on_largest)
+        elif self._porter is not None:
+            self._porter.stand(x, all_there)
 
     def hang_bell(self) -> Bell:
         """The bell of micro-batches; every rank comes here at its first step."""
         if self._bell is None:
             referee = Referee(Rules(waiting.first, "last"), self._board.size, 0)
             self._bell = Bell(self._meet_at_hub(referee), self._board, self._patience_s)
+            if self._is_finished:  # a worker that never had data, brought here by the others
+                self._bell.finished()
         return self._bell
 
     def finished(self) -> None:
         """No data left. (A porter says so itself, when it retires.)"""
+        self._is_finished = True
         for end in (self._clerk, self._bell):
             if end is not None:
                 end.finished()
@@ -169,6 +200,8 @@ class Desk:
         """The weights were made equal on all ranks in the middle of a run."""
         if self._porter is not None:
             self._porter.adopt(x)
+        if self._clerk is not None and self._channel is not None:
+            self._clerk.renew(self._channel.holds())
 
     def retire(self) -> Vec:
         return self.porter.retire(self._meanwhile)
@@ -178,8 +211,13 @@ class Desk:
             return None
         return self._clerk.owed()
 
+    @property
+    def lost(self) -> list[int]:
+        return self._clerk.lost if self._clerk is not None else []
+
     def close(self) -> None:
         """All ranks are through: end the threads, give the groups back."""
+        self._let_go_of_interpreter()
         for end in self._ends:
             if end is not None:
                 end.close()
@@ -190,11 +228,19 @@ class Desk:
 
     def abandon(self) -> None:
         """Leave without waiting for anybody; the groups are never destroyed (see ``Group.park``)."""
+        self._let_go_of_interpreter()
         for end in self._ends:
             if end is not None:
                 end.abandon()
+        if self._hub is not None:
+            self._hub.abandon()
         for group in self._groups():
             group.park()
+
+    def _let_go_of_interpreter(self) -> None:
+        if self._switch_s is not None:
+            sys.setswitchinterval(self._switch_s)
+            self._switch_s = None
 
     def _groups(self) -> list[Group]:
         return [g for end in (self._parties, self._porter) if end is not None for g in end.groups()]

@@ -87,13 +87,14 @@ def launch_all(
         (folder / "status").write_bytes(STATUS.pack(-1, 0, 0, -1, float("nan")) * workers)
 
         def look() -> None:
-            if watch is not None:
-                watch(read_statuses(folder / "status"))
+            statuses = read_statuses(folder / "status")  # first: where rank 0 is at the next job, its run is written
             while (file := folder / f"run-{len(runs)}").exists():
                 number = len(runs)
                 runs[number] = pickle.loads(file.read_bytes())
                 if done is not None:
                     done(number, runs[number])
+            if watch is not None:
+                watch(statuses)
 
         config = LaunchConfig(
             min_nodes=1,

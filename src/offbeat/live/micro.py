@@ -6,23 +6,26 @@
         optimizer.step()
 
 Each micro-batch's gradient (the mean over its samples, as losses are) is taken out of ``p.grad`` and added up, weighted
-by its samples, so that the step equals the large-batch step on the samples really used.
+by its samples. When the round is over, ``p.grad`` holds the mean over this worker's finished samples, so that what is
+done with gradients before a step (``GradScaler.unscale_``, a look at their norm) is done with them; ``step`` then takes
+the mean over all workers' samples.
 """
 
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from offbeat.effects import Batch, Done
-from offbeat.live.errors import OffbeatError
+from offbeat.live.columns import columns, row, rows_of
 from offbeat.live.flat import Flat
-from offbeat.stopping import cuts, cuts_by_cost
-from offbeat.vector import Vec
+from offbeat.live.gradient import OwnGradient
+from offbeat.stopping import Rest, pieces, quota
+from offbeat.vector import Vec, wide
 
 
 class Leftovers:
@@ -33,6 +36,7 @@ class Leftovers:
 
 
 LEFTOVERS = Leftovers()
+MANY = 16  # batches' worth of leftovers that deserve a word
 
 
 class Stream:
@@ -40,126 +44,167 @@ class Stream:
 
     def __init__(self, flat: Flat, ring: Callable[[int, int], None], rung: Callable[[], int]) -> None:
         self._flat, self._ring, self._rung = flat, ring, rung
-        self._queue: list[tuple[Any, int]] = []
-        self.total: Vec | None = None
-        self.samples = self.pieces = 0
-        self.whole_s: float | None = None
-        self.used = False
+        self._batches: list[Any] = []
+        self._rests: list[Rest] = []
+        self._sums: Vec | None = None
+        self._began_s: float | None = None
+        self._warned = False
+        self._anew()
+
+    def _anew(self) -> None:
+        self.samples = self.pieces = self._at_most = 0
+        self.used = self._over = False
+        self._out: int | None = None  # the last row of the micro-batch that the user has in hand
+        self._whole_s: float | None = None
 
     @property
     def waiting(self) -> int:
         """Samples that were not reached yet."""
-        return sum(rows for _, rows in self._queue)
-
-    @property
-    def pieces_waiting(self) -> int:
-        return len(self._queue)
+        return sum(rest.left for rest in self._rests)
 
     def enough(self, micro: int) -> bool:
         """Whether the leftovers alone make a round."""
-        return len(self._queue) >= micro
+        return bool(self._rests) and pieces(self._rests, micro) >= quota(self._rests, micro)
 
-    def add(self, batch: Any, micro: int, cost: Callable[[Any], float] | None) -> None:
-        """Cut a batch and put it behind what is waiting."""
-        if isinstance(batch, Leftovers):
-            return
-        rows = _rows(batch)
-        if rows == 0:
-            return
-        bounds = cuts(rows, micro)
-        if cost is not None:
-            bounds = cuts_by_cost([float(cost(_slice(batch, k, k + 1))) for k in range(rows)], micro)
-        self._queue += [(_slice(batch, lo, hi), hi - lo) for lo, hi in bounds]
+    def mark(self) -> None:
+        """The round begins now: what is waited for from here on, such as data, counts towards a deadline."""
+        self._began_s = time.monotonic()
 
-    def hand_out(self, asks: Batch) -> Iterator[Any]:
-        """The micro-batches of one round."""
-        start = time.monotonic()
-        self.total, self.samples, self.pieces, self.whole_s, self.used = None, 0, 0, None, True
-        while self._queue:
-            piece, rows = self._queue.pop(0)
+    def add(self, batch: Any, cost: Callable[[Any], float] | None) -> None:
+        """Put a batch behind what is waiting."""
+        rows = 0 if isinstance(batch, Leftovers) else rows_of(batch)
+        if rows:
+            costs = None if cost is None else [float(cost(row(batch, k, rows))) for k in range(rows)]
+            self._batches.append(batch)
+            self._rests.append(Rest(rows, costs))
+        if len(self._rests) > MANY and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self.waiting} samples wait on this worker, which is slower than the others; loop over "
+                "optimizer.batches(loader), which fetches data only when it is needed",
+                stacklevel=4,
+            )
+
+    def open(self, asks: Batch) -> MicroBatches:
+        """This worker's part of a round; opened again before the step, it goes on."""
+        self._settle(came_back=False)
+        if not self.used:
+            self.used, self._at_most = True, quota(self._rests, asks.micro)
+            self._began_s = self._began_s if self._began_s is not None else time.monotonic()
+        elif not self._over:
+            self._at_most = max(self._at_most, quota(self._rests, asks.micro))
+        at_most = 0 if self._over else min(self._at_most - self.pieces, pieces(self._rests, asks.micro))
+        return MicroBatches(self._hand_out(asks), at_most)
+
+    def _hand_out(self, asks: Batch) -> Iterator[Any]:
+        while not self._over:
+            through = not self._rests or self.pieces >= self._at_most
+            if through and self.pieces and asks.stop.workers is not None:
+                self._ring(asks.r, asks.stop.workers)
+            rung = asks.stop.workers is not None and self._rung() >= asks.r
+            if through or asks.stop.is_over(self.pieces, self._at_most, rung, self._elapsed_s):
+                self._close()
+                return
+            lo, hi = self._rests[0].first(asks.micro)
             for p in self._flat.params:
                 p.grad = None
-            yield piece
-            self._collect(rows)
-            through = self.pieces >= asks.micro or not self._queue
-            if through:
-                self.whole_s = time.monotonic() - start
-                if asks.stop.workers is not None:
-                    self._ring(asks.r, asks.stop.workers)
-            rung = asks.stop.workers is not None and self._rung() >= asks.r
-            if through or asks.stop.is_over(self.pieces, asks.micro, rung, time.monotonic() - start):
-                return
+            self._out = hi
+            yield columns(self._batches[0], lo, hi, self._rests[0].rows)
+            self._settle(came_back=True)
 
-    def _collect(self, rows: int) -> None:
-        with torch.no_grad():
-            if self.total is None:
-                self.total = Vec(self._flat.layout.empty())
-            for view, p in zip(self._flat.layout.views(self.total.parts), self._flat.params, strict=True):
-                if p.grad is not None:
-                    view.add_(p.grad, alpha=rows)
-                    p.grad = None
-        self.samples += rows
-        self.pieces += 1
+    @property
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._began_s if self._began_s is not None else 0.0
+
+    def _settle(self, came_back: bool) -> None:
+        """Take in the gradient of the micro-batch that is out. Without one (an error, a break) it stays first in line,
+        unless the user went on to the next: then it was skipped on purpose."""
+        if self._out is None:
+            return
+        hi, self._out = self._out, None
+        rest = self._rests[0]
+        samples = hi - rest.lo
+        learnt = any(p.grad is not None for p in self._flat.params)
+        if learnt:
+            self._add(samples)
+            self.samples += samples
+        if learnt or came_back:
+            self.pieces += 1
+            rest.lo = hi
+            if not rest.left:
+                del self._rests[0], self._batches[0]
+
+    @torch.no_grad()
+    def _add(self, samples: int) -> None:
+        if self._sums is None:
+            self._sums = Vec([torch.zeros_like(part, dtype=wide(part.dtype)) for part in self._flat.parts])
+        elif not self.samples:
+            self._sums.zero_()
+        for view, p in zip(self._flat.layout.views(self._sums.parts), self._flat.params, strict=True):
+            if p.grad is not None:
+                view.add_(p.grad, alpha=samples)
+                p.grad = None
+
+    @torch.no_grad()
+    def _close(self) -> None:
+        """The round is over for this worker: ``p.grad`` is the mean over its samples."""
+        self._over = True
+        if self.pieces:
+            self._whole_s = self._elapsed_s * max(self._at_most, self.pieces) / self.pieces
+        parts = self._flat.layout.empty()
+        if self.samples and self._sums is not None:
+            for part, total in zip(parts, self._sums.parts, strict=True):
+                part.copy_(total / self.samples)
+        for view, p in zip(self._flat.layout.views(parts), self._flat.params, strict=True):
+            p.grad = view
+
+    def forget(self) -> None:
+        """``zero_grad``: after a round it throws the round's gradients away, as ``GradScaler`` does with a bad step."""
+        if self._over:
+            self._anew()
 
     def done(self) -> Done:
         """What was finished in this round; the next one begins anew."""
-        total = self.total if self.total is not None else Vec(self._flat.layout.empty())
-        done = Done(total, self.samples, self.pieces, self.whole_s)
-        self.total, self.samples, self.pieces, self.whole_s, self.used = None, 0, 0, None, False
+        self._settle(came_back=False)
+        if not self._over:
+            self._close()
+        samples = self.samples if any(p.grad is not None for p in self._flat.params) else 0
+        total = Vec(OwnGradient(self._flat).parts).mul_(float(samples))
+        done = Done(total, samples, self.pieces, self._whole_s)
+        self._anew()
+        self._began_s = None
         return done
 
 
 class MicroBatches:
     """What ``optimizer.micro_batches(batch)`` returns: an iterator that knows how long it can be at most."""
 
-    def __init__(self, pieces: Iterator[Any], most: int) -> None:
-        self._pieces, self._most = pieces, most
+    def __init__(self, pieces: Iterator[Any], at_most: int) -> None:
+        self._pieces, self._at_most = pieces, at_most
 
     def __iter__(self) -> Iterator[Any]:
-        return self._pieces
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._pieces)
 
     def __len__(self) -> int:
-        return self._most
+        return self._at_most
 
 
 def batches(stream: Stream, micro: Callable[[], int], loader: Iterable[Any]) -> Iterator[Any]:
     """A loader's batches, but leftovers first: new data is fetched only when what waits does not make a round."""
-    for batch in loader:
-        while stream.enough(micro()):
+    new = iter(loader)
+    while True:
+        stream.mark()
+        if stream.enough(micro()):
             yield LEFTOVERS
+            continue
+        try:
+            batch = next(new)
+        except StopIteration:
+            break
         yield batch
     while stream.waiting:
         yield LEFTOVERS
-
-
-def _rows(batch: Any) -> int:
-    sizes = {int(t.shape[0]) if t.dim() else -1 for t in _tensors(batch)}
-    if not sizes:
-        raise OffbeatError(f"a batch of type {type(batch).__name__} holds no tensors; use tensors, tuples, lists or dicts")
-    if len(sizes) > 1 or -1 in sizes:
-        raise OffbeatError(
-            f"the tensors of a batch have first dimensions {sorted(sizes)}; they must be equal, one row a sample"
-        )
-    return sizes.pop()
-
-
-def _tensors(batch: Any) -> Iterator[Tensor]:
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, dict):
-        for value in batch.values():
-            yield from _tensors(value)
-    elif isinstance(batch, (tuple, list)):
-        for value in batch:
-            yield from _tensors(value)
-
-
-def _slice(batch: Any, lo: int, hi: int) -> Any:
-    if isinstance(batch, Tensor):
-        return batch[lo:hi]
-    if isinstance(batch, dict):
-        return {name: _slice(value, lo, hi) for name, value in batch.items()}
-    if isinstance(batch, (tuple, list)):
-        parts = [_slice(value, lo, hi) for value in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-    return batch
+        stream.mark()

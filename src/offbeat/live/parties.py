@@ -49,7 +49,7 @@ class Parties:
         codec: Codec | None,
         key: tuple[int, int, int],
     ) -> list[Tensor]:
-        """The sum of the members' ``parts`` (None: nothing to give), in memory of its own; ``record`` is summed in place."""
+        """The sum of the members' ``parts`` (None: nothing to give) in memory of its own; of ``record`` in place."""
         if codec is not None:
             return self._coded(parts, like, record, ranks, version, codec, key)
         mine = parts if parts is not None else _zeros(like)
@@ -88,6 +88,10 @@ class Parties:
                     t += codec.decode(theirs[start : start + length], p)
                 start += length
         return total
+
+    def give_up(self) -> None:
+        """End a wait under way."""
+        self._waiter.give_up()
 
     def groups(self) -> list[Group]:
         return list(self._groups.values())

@@ -20,23 +20,23 @@ import torch.distributed as dist
 
 from offbeat.effects import Ticket
 from offbeat.live.board import Board
-from offbeat.live.clerk import LOOK_S
-from offbeat.live.errors import PeerFailed
+from offbeat.live.clerk import LEAVE_S, LOOK_S
+from offbeat.live.errors import OffbeatError, PeerFailed
 from offbeat.live.group import Group
-from offbeat.live.hub import Frame, Word, read_frame
+from offbeat.live.hub import Frame, Word, lost, read_frame
+from offbeat.live.staging import Staging
 from offbeat.live.waiting import Waiter
 from offbeat.trace import Round, Trace
-from offbeat.vector import Vec, wide
+from offbeat.vector import Vec
 
 
 class Visit(Ticket[None]):
     """A meeting under way, as the one who asked sees it."""
 
-    __slots__ = ("asked_s", "half", "peer", "sent", "works")
+    __slots__ = ("half", "peer", "sent", "works")
 
     def __init__(self, peer: int, sent: Vec, half: Vec, works: list[dist.Work]) -> None:
         self.peer, self.sent, self.half, self.works = peer, sent, half, works
-        self.asked_s = time.monotonic()
 
 
 class Porter:
@@ -48,7 +48,9 @@ class Porter:
         self._connection, self._board, self._trace = connection, board, trace
         self._rank, self._patience_s = board.rank, patience_s
         self._lock = threading.Condition()
-        self._y = Vec([p.to(device="cpu", dtype=wide(p.dtype), copy=True) for p in x.parts])
+        self._staging = Staging(x)
+        self._y = self._staging.down(x).clone()
+        self._stood: Vec | None = None
         self._worker, self._visitors = Waiter(board, patience_s), Waiter(board, patience_s)
         # One group for each pair and direction: visits there and back never share a queue, as two threads serve them.
         # All are made here, by one thread, in one order on all ranks. (Gloo holds the store while it waits for the
@@ -91,23 +93,24 @@ class Porter:
     def finish(self, visit: Visit) -> None:
         """Take the other half of the difference out of my weights."""
         self._raise_failure()
+        start = time.monotonic()
         self._worker.wait(visit.works, f"rank {visit.peer}'s half of a meeting")
         with self._lock:
             self._y.add_(visit.half, alpha=-1.0)
-            waited = {self._rank: time.monotonic() - visit.asked_s}
-            staleness = {self._rank: self._changed}
-            self._trace.rounds.append(
-                Round(len(self._trace.rounds), self._rank, (self._rank,), staleness, waited, time.monotonic())
-            )
+            now, me, rounds = time.monotonic(), self._rank, self._trace.rounds
+            if self._trace.keep_rounds:
+                rounds.append(Round(len(rounds), me, (me,), {me: self._changed}, {me: now - start}, now))
             self._changed += 1
 
     def add(self, delta: Vec) -> Vec:
         """My step, on top of whatever my weights have become. Answers a copy."""
         self._raise_failure()
+        mine = self._staging.down(delta)
         with self._lock:
             self._changed = 0
-            self._y.add_(Vec([d.to(y.device, y.dtype) for d, y in zip(delta.parts, self._y.parts, strict=True)]))
-            return self._y.clone()
+            self._y.add_(mine)
+            now = self._y.clone()
+        return self._staging.up(now)
 
     def retire(self, meanwhile: Callable[[], None]) -> Vec:
         """Answer visitors until all have retired; then nobody can change my weights any more."""
@@ -115,17 +118,30 @@ class Porter:
         while True:
             with self._lock:
                 if self._over:
-                    return self._y.clone()
+                    return self._staging.up(self._y.clone())
                 if self._failure is None:
                     self._lock.wait(LOOK_S)
             self._raise_failure()
             self._board.check()
             meanwhile()
 
-    def adopt(self, x: Vec) -> None:
-        """The worker's weights were made equal to the others': so are the shared ones."""
+    def stand(self, x: Vec, all_there: Callable[[], bool]) -> None:
+        """Between two steps of all workers no visit is under way; then ``x`` becomes what the shared weights are."""
+        self._worker.until(all_there, "the others to stand still")
         with self._lock:
-            self._y.copy_(x)
+            self._stood = self._y.clone()
+        x.copy_(self._stood)
+
+    def adopt(self, x: Vec) -> None:
+        """The worker's weights were made equal to the others': so are the shared ones.
+
+        By a difference, as everything here: another worker may be on its way already, and visit before we are here.
+        """
+        if self._stood is not None:
+            equal = self._staging.down(x)
+            with self._lock:
+                self._y.add_(equal - self._stood)
+            self._stood = None
 
     def close(self) -> None:
         self._thread.join(self._patience_s)
@@ -134,6 +150,9 @@ class Porter:
     def abandon(self) -> None:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
+        self._visitors.give_up()
+        self._thread.join(LEAVE_S)
+        self._connection.close()
 
     def groups(self) -> list[Group]:
         return [*self._out.values(), *self._in.values()]
@@ -142,10 +161,11 @@ class Porter:
         try:
             self._connection.sendall(frame.pack())
         except OSError as error:
-            self._board.check()
-            raise PeerFailed(f"rank {self._rank} lost the connection to rank 0's hub: {error}") from error
+            raise lost(self._board) from error
 
     def _raise_failure(self) -> None:
+        if isinstance(self._failure, OffbeatError):
+            raise self._failure
         if self._failure is not None:
             raise PeerFailed(f"rank {self._rank}'s porter failed: {self._failure}") from self._failure
 
@@ -156,7 +176,7 @@ class Porter:
             while not self._over:
                 frame = read_frame(self._connection)
                 if frame is None:
-                    raise PeerFailed("the connection to rank 0's hub was closed; rank 0 has ended")
+                    raise lost(self._board)
                 if frame.word is Word.MEET:
                     self._visited(frame.rank)
                 elif frame.word is Word.FLUSH:

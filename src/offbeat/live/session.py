@@ -36,10 +36,13 @@ class Session:
             self._coroutine = self._strategy.body(self.me)
             self.answer(None)
 
-    def restart(self, exchanges: int) -> None:
-        """Forget the coroutine: its memory was replaced, and it will start anew from there."""
+    def refuse_if_begun(self) -> None:
+        """What a clerk or a porter has begun cannot start anew."""
         if self._desk.is_open:
             raise OffbeatError("load_state_dict() came after the first step; load the state right after attach")
+
+    def restart(self, exchanges: int) -> None:
+        """Forget the coroutine: its memory was replaced, and it will start anew from there."""
         if self._coroutine is not None:
             self._coroutine.close()
         self._coroutine, self.asks, self._seq, self._in_flight = None, None, exchanges, 0

@@ -31,6 +31,10 @@ class Waiter:
         self.waited_s = 0.0
         self.t = -1
 
+    def give_up(self) -> None:
+        """The run is given up here: a wait in another thread ends soon, with an error that nobody will read."""
+        self._patience_s = 0.0
+
     def wait(self, works: Iterable[Work], what: str) -> None:
         """Until all are done."""
         start = time.monotonic()

@@ -17,6 +17,7 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#9
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross")
 PATTERNS = ("", "/", "x", ".", "\\", "-", "+")
+HATCH = {"fillmode": "overlay", "fgcolor": "#ffffff", "fgopacity": 0.6, "size": 7}
 MOST_POINTS = 300
 MOST_BARS = 32
 MOST_STALE = 16
@@ -32,11 +33,11 @@ def graph_objects() -> Any:
 
 
 def loss_over_time(runs: Sequence[Recording]) -> Figure | None:
-    return _lines(runs, "loss", lambda p: p.time_s, "time (s)", "training loss")
+    return _loss(runs, lambda p: p.time_s, "time (s)")
 
 
 def loss_over_samples(runs: Sequence[Recording]) -> Figure | None:
-    return _lines(runs, "loss", lambda p: p.samples, "samples seen by all workers", "training loss")
+    return _loss(runs, lambda p: p.samples, "samples seen by all workers")
 
 
 def spread(runs: Sequence[Recording]) -> Figure | None:
@@ -93,9 +94,16 @@ def wire(runs: Sequence[Recording]) -> Figure | None:
     sent = [round(run.record.wire_bytes / 1e6, 4) for run in runs]
     patterns = [PATTERNS[k % len(PATTERNS)] for k in range(len(runs))]
     colours = [COLOURS[k % len(COLOURS)] for k in range(len(runs))]
-    marker = {"color": colours, "pattern": {"shape": patterns, "fgopacity": 0.6}}
+    marker = {"color": colours, "pattern": {"shape": patterns, **HATCH}}
     text = [f"{mb:.3g}" for mb in sent]
-    figure.add_trace(go.Bar(x=labels, y=sent, marker=marker, text=text, textposition="auto", showlegend=False))
+    figure.add_trace(go.Bar(x=labels, y=sent, marker=marker, text=text, textposition="outside", cliponaxis=False, showlegend=False))
+    return figure
+
+
+def _loss(runs: Sequence[Recording], x: Callable[[Point], float], x_title: str) -> Figure | None:
+    figure = _lines(runs, "loss", x, x_title, "training loss")
+    if figure is not None and all(y > 0 for line in figure.data for y in line.y):
+        figure.update_yaxes(type="log", tickformat="~g", dtick="D2")
     return figure
 
 
@@ -150,7 +158,7 @@ def _figure(x_title: str, y_title: str) -> Figure:
     figure = graph_objects().Figure()
     figure.update_layout(
         template="none",
-        margin={"l": 56, "r": 12, "t": 12, "b": 44},
+        margin={"l": 56, "r": 12, "t": 24, "b": 44},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0},
@@ -158,7 +166,7 @@ def _figure(x_title: str, y_title: str) -> Figure:
         font={"family": "system-ui, sans-serif", "size": 13},
     )
     figure.update_xaxes(title=x_title, zeroline=False)
-    figure.update_yaxes(title=y_title, zeroline=False)
+    figure.update_yaxes(title={"text": y_title, "standoff": 8}, zeroline=False, automargin=True)
     return figure
 
 
@@ -173,7 +181,7 @@ def _line(number: int) -> dict[str, object]:
 
 def _bar(number: int) -> dict[str, object]:
     shape = PATTERNS[number % len(PATTERNS)]
-    return {"color": COLOURS[number % len(COLOURS)], "pattern": {"shape": shape, "fgopacity": 0.6}}
+    return {"color": COLOURS[number % len(COLOURS)], "pattern": {"shape": shape, **HATCH}}
 
 
 def _rounded(values: Sequence[float]) -> list[float]:

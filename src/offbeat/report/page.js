@@ -2,26 +2,28 @@
 (() => {
   const page = JSON.parse(document.getElementById("data").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "toImage"] };
+  const coarse = matchMedia("(pointer: coarse)").matches; // a finger that drags wants to scroll the page
+  const config = { responsive: true, displayModeBar: false };
   const figures = [];
 
-  const ink = (light) => {
+  let printing = false;
+  const ink = () => {
     const style = getComputedStyle(document.documentElement);
-    const pick = (name) => style.getPropertyValue(light ? `--print-${name}` : `--${name}`).trim();
-    const grid = pick("grid");
-    return {
-      "font.color": pick("text"),
-      "xaxis.gridcolor": grid, "yaxis.gridcolor": grid,
-      "xaxis.linecolor": grid, "yaxis.linecolor": grid,
-      "hoverlabel.bgcolor": pick("panel"), "hoverlabel.font.color": pick("text"), "hoverlabel.bordercolor": grid,
-    };
+    const pick = (name) => style.getPropertyValue(printing ? `--print-${name}` : `--${name}`).trim();
+    const [text, grid, panel] = [pick("text"), pick("grid"), pick("panel")];
+    return { text, grid, hover: { bgcolor: panel, bordercolor: grid, font: { color: text } } };
   };
-  const paint = (light) => figures.forEach((div) => Plotly.relayout(div, ink(light)));
+  const coloured = (layout) => {
+    const { text, grid, hover } = ink();
+    const axis = (old) => ({ ...old, gridcolor: grid, linecolor: grid, tickcolor: grid });
+    return { ...layout, font: { ...layout.font, color: text }, xaxis: axis(layout.xaxis), yaxis: axis(layout.yaxis), hoverlabel: hover };
+  };
 
   for (const [id, figure] of Object.entries(page.figures)) {
     const div = document.getElementById(id);
-    figures.push(div);
-    Plotly.newPlot(div, figure.data, figure.layout, config);
+    figure.layout.dragmode = coarse ? false : "zoom";
+    figures.push([div, figure]);
+    Plotly.newPlot(div, figure.data, coloured(figure.layout), config);
   }
 
   // The timeline. Zoomed in, a bar is a span; zoomed out, a lane is cut into columns that show how the time was shared.
@@ -62,7 +64,7 @@
   function bars(run, from, to) {
     const made = DOINGS.map((name, k) => ({
       type: "bar", name, x: [], y: [], base: [], width: [], customdata: [], hovertemplate: "%{customdata}<extra></extra>",
-      marker: { color: COLOURS[k], line: { width: 0 }, pattern: { shape: PATTERNS[k], size: 6, fgopacity: 0.5 } },
+      marker: { color: COLOURS[k], line: { width: 0 }, pattern: { shape: PATTERNS[k], size: 6, fillmode: "overlay", fgcolor: "#ffffff", fgopacity: 0.6 } },
     }));
     const add = (k, x, width, base, y, text) => {
       const bar = made[k];
@@ -101,10 +103,10 @@
 
   function links(run, from, to) {
     const seen = run.rounds.filter(([end]) => end >= from && end <= to);
-    const line = { type: "scatter", mode: "lines", name: "round", x: [], y: [], hoverinfo: "skip", line: { color: "#888888", width: 1 } };
+    const line = { type: "scatter", mode: "lines", name: "round", x: [], y: [], hoverinfo: "skip", line: { color: ink().text, width: 1 } };
     const dots = { type: "scatter", mode: "markers", name: "round", showlegend: false, x: [], y: [], customdata: [],
       hovertemplate: "%{customdata}<extra></extra>",
-      marker: { size: 7, color: "#888888", symbol: [], line: { width: 1.5, color: "#888888" } } };
+      marker: { size: 6, color: ink().text, symbol: [], line: { width: 1.5, color: ink().text } } };
     if (seen.length > MOST_LINKS) return [line, dots, false];
     for (const [end, version, by, members, fresh, ages] of seen) {
       line.x.push(end / 1e6, end / 1e6, null);
@@ -123,7 +125,7 @@
   function layout(run, from, to) {
     const narrow = div.clientWidth < 500;
     return {
-      barmode: "overlay", bargap: 0, hovermode: "closest", dragmode: "zoom", uirevision: run.label,
+      barmode: "overlay", bargap: 0, hovermode: "closest", dragmode: coarse ? "pan" : "zoom", uirevision: run.label,
       margin: { l: narrow ? 34 : 64, r: 8, t: 8, b: 44 }, height: Math.min(140 + 46 * run.workers, 720),
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: "system-ui, sans-serif", size: 13 },
@@ -146,18 +148,14 @@
     if (!detailed) told.push("Zoomed out, a column shows how each worker's time was shared; zoom in for single steps.");
     if (!linked) told.push("Zoom in to see the rounds.");
     note.textContent = told.filter(Boolean).join(" ");
-    const shape = layout(current, from, to), colours = ink(printing);
-    shape.font.color = colours["font.color"];
-    shape.xaxis.gridcolor = colours["xaxis.gridcolor"];
-    shape.hoverlabel = { bgcolor: colours["hoverlabel.bgcolor"], bordercolor: colours["hoverlabel.bordercolor"], font: { color: colours["font.color"] } };
-    return Plotly.react(div, [...made, line, dots], shape, config);
+    return Plotly.react(div, [...made, line, dots], coloured(layout(current, from, to)), config);
   }
 
-  let printing = false;
   const runs = page.lanes;
   if (runs.length) {
     runs.forEach((run, k) => { index(run); choice.add(new Option(run.label, k)); });
-    const show = () => { current = runs[choice.value]; return draw(0, current.window * 1e6); };
+    const part = div.clientWidth < 500 ? 0.4 : 1; // fewer steps where there is less room
+    const show = () => { current = runs[choice.value]; return draw(0, current.window * part * 1e6); };
     show();
     choice.addEventListener("change", show);
     div.on("plotly_relayout", (change) => {
@@ -171,8 +169,10 @@
       button.addEventListener("click", () => draw(...move[button.dataset.move](...view)));
   }
 
-  const repaint = () => { paint(printing); if (current) draw(...view); };
-  repaint();
+  const repaint = () => {
+    for (const [div, figure] of figures) Plotly.react(div, figure.data, coloured(figure.layout), config);
+    if (current) draw(...view);
+  };
   dark.addEventListener("change", repaint);
   addEventListener("beforeprint", () => { printing = true; repaint(); });
   addEventListener("afterprint", () => { printing = false; repaint(); });

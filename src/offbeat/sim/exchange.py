@@ -64,7 +64,7 @@ class Exchanges:
         self, env: simpy.Environment, network: Network, trace: Trace, arrived: Callable[[Pending], None]
     ) -> None:
         self._env, self._network, self._trace, self._arrived = env, network, trace, arrived
-        self._blocks: dict[tuple[int, tuple[int, ...]], _Block] = {}
+        self._blocks: dict[tuple[int, int], _Block] = {}
         self._gossips: dict[int, _Gossip] = {}
         self.bytes_sent = 0
 
@@ -108,13 +108,16 @@ class Exchanges:
         return pending
 
     def _block(self, seq: int, ranks: tuple[int, ...]) -> _Block:
-        key = (seq, ranks)
-        if key not in self._blocks:
-            self._blocks[key] = _Block(ranks)
-        return self._blocks[key]
+        key = (seq, ranks[0])  # blocks are disjoint, so the first rank names one; hashing a thousand ranks takes long
+        block = self._blocks.get(key)
+        if block is None:
+            block = self._blocks[key] = _Block(ranks)
+        elif block.ranks is not ranks and block.ranks != ranks:
+            raise ValueError(f"workers disagree on exchange {seq}: it is among {block.ranks} and among {ranks}")
+        return block
 
     def _average(self, seq: int, block: _Block, nbytes: int, codec: Codec | None) -> None:
-        del self._blocks[seq, block.ranks]
+        del self._blocks[seq, block.ranks[0]]
         count = len(block.ranks)
         value = mean([block.x[r] for r in block.ranks], count)
         seconds = self._charge(block.ranks, nbytes, codec)
@@ -128,7 +131,7 @@ class Exchanges:
         return self._network.all_gather_s(ranks, nbytes)
 
     def _overlap(self, me: Replica, seq: int, block: _Block, codec: Codec | None) -> None:
-        del self._blocks[seq, block.ranks]
+        del self._blocks[seq, block.ranks[0]]
         ranks, starts = block.ranks, list(block.starts.values())
         nbytes = wire_bytes(me.x, codec)
         buckets = 1 if codec else max(1, math.ceil(nbytes / BUCKET_BYTES))

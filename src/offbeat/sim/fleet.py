@@ -98,10 +98,11 @@ class Fleet:
     def union(self, rank: int, pieces: list[tuple[int, int, int, int]]) -> Vec:
         """Σ over samples of their gradients at the weights of now. A piece is (batch, from row, to row, round)."""
         total = self.g[rank].zero_()
-        groups: dict[int, list[tuple[int, tuple[Tensor, ...]]]] = defaultdict(list)
-        for step, lo, hi, r in pieces:
-            groups[hi - lo].append((r, tuple(b[lo:hi] for b in self.task.take(rank, step))))
-        for samples, members in groups.items():
+        groups: dict[tuple[int, int], list[tuple[int, tuple[Tensor, ...]]]] = defaultdict(list)
+        alone = bool(self.floating.slots or self.counting.slots)  # BatchNorm moves on with every micro-batch
+        for k, (step, lo, hi, r) in enumerate(pieces):
+            groups[hi - lo, k if alone else 0].append((r, tuple(b[lo:hi] for b in self.task.take(rank, step))))
+        for (samples, _), members in groups.items():
             stacked = [torch.stack(columns) for columns in zip(*(batch for _, batch in members), strict=True)]
             grads, values, state = self._evaluate(torch.tensor([rank] * len(members)), stacked)
             for k, part in enumerate(total.parts):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -11,7 +10,7 @@ import simpy
 
 from offbeat.effects import Batch, Done
 from offbeat.sim.network import Network
-from offbeat.stopping import Rest
+from offbeat.stopping import Rest, pieces, quota
 from offbeat.trace import Trace
 from offbeat.vector import Vec
 
@@ -22,11 +21,13 @@ Piece = tuple[int, int, int, int]  # batch, from row, to row, round
 class _Stream:
     """A worker's data in order: it runs on where it stopped, whatever the rounds do."""
 
-    batch: int = 0
-    waiting: deque[tuple[int, Rest]] = field(default_factory=deque)
+    batches: int = 0  # fetched so far
+    waiting: list[Rest] = field(default_factory=list)
 
-    def pieces(self, micro: int) -> int:
-        return sum(rest.pieces(micro) for _, rest in self.waiting)
+    @property
+    def first(self) -> int:
+        """The number of the batch in front."""
+        return self.batches - len(self.waiting)
 
 
 @dataclass
@@ -66,12 +67,11 @@ class MicroBatches:
     def begin(self, rank: int, r: int, effect: Batch, answer: Callable[[Done], None]) -> None:
         """Worker ``rank`` begins its part of round ``r``: what is left, and a new batch where that makes no round."""
         stream, now, delay = self._streams[rank], self._env.now, self._delay_s(r, rank)
-        if stream.pieces(effect.micro) < effect.micro:
-            stream.waiting.append((stream.batch, Rest(self._rows(rank, stream.batch))))
-            stream.batch += 1
+        if not stream.waiting or pieces(stream.waiting, effect.micro) < quota(stream.waiting, effect.micro):
+            stream.waiting.append(Rest(self._rows(rank, stream.batches)))
+            stream.batches += 1
         self._trace.span(rank, r, "delay", now, now + delay)
-        at_most = min(effect.micro, stream.pieces(effect.micro))
-        part = _Part(r, effect, answer, now, self._compute_s(r, rank), at_most)
+        part = _Part(r, effect, answer, now, self._compute_s(r, rank), quota(stream.waiting, effect.micro))
         self._env.timeout(delay).callbacks.append(lambda _: self._go_on(rank, part))
 
     def _go_on(self, rank: int, part: _Part) -> None:
@@ -85,13 +85,13 @@ class MicroBatches:
             whole_s = (now - part.began_s) * part.at_most / done if done else None
             part.answer(Done(self._union(rank, part.pieces), samples, done, whole_s))
             return
-        waiting = self._streams[rank].waiting
-        batch, rest = waiting[0]
+        stream = self._streams[rank]
+        batch, rest = stream.first, stream.waiting[0]
         lo, hi = rest.first(effect.micro)
         seconds = part.compute_s / rest.whole(effect.micro)
         rest.lo = hi
         if not rest.left:
-            waiting.popleft()
+            stream.waiting.pop(0)
         part.pieces.append((batch, lo, hi, part.r))
         self._trace.span(rank, part.r, "compute", now, now + seconds)
         self._env.timeout(seconds).callbacks.append(lambda _: self._go_on(rank, part))

@@ -7,7 +7,9 @@ its arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+import contextlib
+import gc
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import simpy
@@ -45,6 +47,19 @@ from offbeat.vector import Vec
 Seconds = Callable[[int, int], float]
 
 _LATER = object()  # an answer that comes with a later event
+
+
+@contextlib.contextmanager
+def _only_new_garbage() -> Iterator[None]:
+    """Keep Python's collector from walking the million objects that importing torch left, again and again."""
+    frozen = gc.get_freeze_count() == 0
+    if frozen:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if frozen:
+            gc.unfreeze()
 
 
 class Deadlock(RuntimeError):
@@ -117,9 +132,10 @@ class World:
     def run(self) -> None:
         """To the end, or to a sentence that says why there is none."""
         try:
-            for worker in self.workers:
-                self._resume(worker, None)
-            self.env.run()
+            with _only_new_garbage():
+                for worker in self.workers:
+                    self._resume(worker, None)
+                self.env.run()
             if any(not w.ended for w in self.workers):
                 raise Deadlock(self._who_waits_for_whom())
         finally:  # after an error, bodies that never began would otherwise warn when they are collected

@@ -6,28 +6,32 @@ lost. A round lasts as long as the fastest worker's batch and one micro-batch mo
 
 *When it helps*: workers of unequal speed, for good or for a while; batches of uneven cost. The most common real case.
 *When it hurts*: very many micro-batches (each has its overhead); non-uniform data, since slow workers count for less.
-*Suggested settings*: ``micro=8``; ``micro="auto"`` finds a number; ``stop="auto"`` learns a deadline from the times seen.
+*Suggested settings*: ``micro="auto"`` where one worker is several times slower than the others, who wait for one of its
+micro-batches at most; else 8. Where every worker has a share of the data of its own, let it be endless, and count
+epochs by ``sum(optimizer.samples_used)``: a fixed share lasts as long as the slowest worker needs for it.
 *Departures*: the paper's weighting is not confirmed; here each finished sample counts alike (``weighting="samples"``),
 which is the gradient of one process on the union of all finished samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
+
+import torch
 
 from offbeat import matchings, topology
 from offbeat.codec import Codec
 from offbeat.effects import Batch, Done, Mix
 from offbeat.paper import Axes, Paper
 from offbeat.replica import Replica
-from offbeat.stopping import Stop, Weighting, adapted_micro, learned_deadline_s
-from offbeat.strategies.averaging import Gossip, named
+from offbeat.stopping import ROUNDS_TO_ADAPT, Stop, Weighting, adapted_micro, learned_deadline_s
+from offbeat.strategies.averaging import Gossip, Underway, named
 from offbeat.strategy import Strategy, between, one_of, whole
 from offbeat.topology import Edge, Mixing
-from offbeat.vector import Vec, numbers, pack, unpack
+from offbeat.vector import Vec, pack, unpack
 
 PAPER = Paper(
     name="nonblocking",
@@ -72,43 +76,70 @@ def nonblocking(
     ``over``: "allreduce", "server" (rank 0 updates, then sends the weights), a graph ("ring", …, or edges) or "matcha"
     (with ``budget``). ``stop``: "first" (the bell), a whole number (when so many workers are through), a fraction of a
     second or more as a float (each worker's own deadline), or "auto" (a deadline learned from the times whole batches
-    took). ``weighting``: "samples" counts each finished sample alike, "workers" each worker. ``scale_lr`` scales the
-    learning rate with the share of all micro-batches that were finished.
+    take). ``weighting``: "samples" counts each finished sample alike, "workers" each worker. ``at_least``: how many
+    micro-batches a worker does in any case. ``scale_lr`` scales the learning rate with the share of all micro-batches
+    that were finished. ``micro="auto"`` cuts finer while the slowest worker usually does fewer than 8 in a round, and
+    coarser while it does more than 16.
+
+    Example: ``ob.nonblocking(micro="auto", over="ring")``
     """
     if micro != "auto":
         whole("nonblocking", "micro", micro, 1)
     one_of("nonblocking", "weighting", weighting, ("samples", "workers"))
     whole("nonblocking", "at_least", at_least, 0)
     between("nonblocking", "budget", budget, 0.0, 1.0)
+    if over == "matcha" and budget == 0:
+        raise ValueError("nonblocking: over='matcha' with a budget of 0 never mixes; use a number over 0 and up to 1")
     rule(stop, at_least, [])
     over = over if over in ("allreduce", "server", "matcha") else named(over)
 
     async def body(me: Replica) -> None:
         P, x, gossip = me.size, me.x, Gossip(codec)
-        mem = me.recall(n=8 if micro == "auto" else micro, times=[], used=[0.0] * me.size)
+        if isinstance(stop, int) and stop > P:
+            raise ValueError(f"nonblocking: the bell waits for {stop} workers, but there are {P}; use stop=1 to {P}")
+        mem = me.recall(n=8 if micro == "auto" else micro, fewest=[], times=[], used=[0] * P)
         graph = None if over in ("allreduce", "server") else schedule(over, me, budget)
+        news = Underway(me, topology.everyone(P)(0), None)  # along a graph, the tally of a round comes a round later
+        await news.resume()
+
+        def count(samples: Sequence[int]) -> None:
+            mem.used = [a + b for a, b in zip(mem.used, samples, strict=True)]
+
+        def learn(tally: Tally) -> None:
+            if stop == "auto":
+                mem.times = [*mem.times, *tally.whole_s][-16 * max(P, 8) :]
+            if micro == "auto":
+                mem.fewest = [*mem.fewest, tally.fewest(mem.n)]
+                if len(mem.fewest) == ROUNDS_TO_ADAPT:
+                    mem.n, mem.fewest = adapted_micro(mem.n, mem.fewest), []
+
+        async def hear() -> None:
+            if news.sent is not None:
+                tally = Tally.read(await news.finish(), P)
+                count([0 if rank == me.rank else k for rank, k in enumerate(tally.samples)])
+                learn(tally)
+
         async for r in me.steps():
             n = mem.n
             done = await Batch(r, n, rule(stop, min(at_least, n), mem.times))
+            own = Tally.of(me, done)
             if graph is None:
                 acc, weight = _share(done, weighting, me)
-                A, tally = await _sum(me, acc, Tally.of(me, done, weight), codec)
-                f = tally.pieces / (P * n) if scale_lr else 1.0
+                A, W, tally = await _sum(me, acc, weight, own, codec, over == "server")
                 if over == "allreduce" or me.rank == 0:
-                    me.step(A / tally.weight if tally.weight else None, f)
-                if over == "server":
-                    x.copy_(await Mix(x, _from_rank_0(P)))
+                    me.step(A / W if W else None, tally.pieces / (P * n) if scale_lr else 1.0)
+                tally = await _served(me, tally) if over == "server" else tally
+                count(tally.samples)
+                learn(tally)
             else:
                 if done is not None and done.samples:
                     me.step(done.total / float(done.samples), done.pieces / n if scale_lr else 1.0)
-                if (W := graph(r)) is not None:
-                    gossip.apply(x, await gossip.ask(x, W))
-                _, tally = await _sum(me, None, Tally.of(me, done, 0.0), None)
-            mem.used = [a + b for a, b in zip(mem.used, tally.samples, strict=True)]
-            if stop == "auto":
-                mem.times = [*mem.times, *tally.whole_s][-256:]
-            if micro == "auto":
-                mem.n = adapted_micro(n, tally.fewest)
+                if (M := graph(r)) is not None:
+                    gossip.apply(x, await gossip.ask(x, M))
+                await hear()
+                count(own.samples)
+                await news.begin(own.line())
+        await hear()
 
     return Strategy(
         PAPER,
@@ -157,35 +188,46 @@ def schedule(over: str | tuple[Edge, ...], me: Replica, budget: float) -> Callab
 
 @dataclass(frozen=True)
 class Tally:
-    """Who did how much in a round: Σ of weights; of each worker micro-batches (−1: it has no data), samples, time."""
+    """Who did how much in a round: of each worker its micro-batches (−1: it has no data), samples, and time."""
 
-    weight: float
-    done: tuple[float, ...]
-    samples: tuple[float, ...]
+    done: tuple[int, ...]
+    samples: tuple[int, ...]
     seconds: tuple[float, ...]
 
     @classmethod
-    def of(cls, me: Replica, done: Done | None, weight: float) -> Tally:
-        """One's own line; the sum of all workers' is the tally."""
-
-        def line(value: float) -> tuple[float, ...]:
-            return tuple(value if rank == me.rank else 0.0 for rank in range(me.size))
-
+    def of(cls, me: Replica, done: Done | None) -> Tally:
+        """One's own entries; the sum of all workers' is the tally."""
+        before, after = (0,) * me.rank, (0,) * (me.size - me.rank - 1)
         if done is None:
-            return cls(weight, line(-1.0), line(0.0), line(0.0))
-        return cls(weight, line(float(done.pieces)), line(float(done.samples)), line(done.whole_s or 0.0))
+            return cls((*before, -1, *after), (0,) * me.size, (0.0,) * me.size)
+        return cls(
+            (*before, done.pieces, *after), (*before, done.samples, *after), (*before, done.whole_s or 0.0, *after)
+        )
+
+    def line(self, *more: float) -> Vec:
+        """As a vector to be mixed. Never a phantom: what it decides is decided in a simulation of time alone, too."""
+        return Vec((torch.tensor([*self.done, *self.samples, *self.seconds, *more], dtype=torch.float64),))
+
+    @staticmethod
+    def read(line: Vec, times: int = 1) -> Tally:
+        """From a mixed vector: ``times`` its numbers."""
+        values = [times * value for value in line.tolist()]
+        P = len(values) // 3
+        counts = [round(value) for value in values[: 2 * P]]
+        return Tally(tuple(counts[:P]), tuple(counts[P:]), tuple(values[2 * P :]))
 
     @property
-    def pieces(self) -> float:
+    def pieces(self) -> int:
         return sum(m for m in self.done if m > 0)
 
-    @property
-    def fewest(self) -> int:
-        return int(min((m for m in self.done if m >= 0), default=0))
+    def fewest(self, micro: int) -> int:
+        """What the slowest did, of those who did something; ``micro`` if nobody was late."""
+        counts = [m for m in self.done if m > 0]
+        return min(counts) if counts and min(counts) < max(counts) else micro
 
     @property
     def whole_s(self) -> list[float]:
-        """How long whole batches took, of those who did theirs."""
+        """How long whole batches took, or would have taken."""
         return [s for s in self.seconds if s > 0]
 
 
@@ -198,22 +240,35 @@ def _share(done: Done | None, weighting: Weighting, me: Replica) -> tuple[Vec, f
     return done.total / float(done.samples), 1.0
 
 
-async def _sum(me: Replica, acc: Vec | None, own: Tally, codec: Codec | None) -> tuple[Vec, Tally]:
-    """(Σ acc, the tally), alike on all; one message where no codec is used."""
-    P, everyone = me.size, topology.everyone(me.size)(0)
-    facts = numbers([own.weight, *own.done, *own.samples, *own.seconds], me.x)
-    if acc is None:
-        A, line = me.x, await Mix(facts, everyone)
-    elif codec is None:
-        A, line = unpack(await Mix(pack(acc, facts), everyone), acc, facts)
+async def _sum(
+    me: Replica, acc: Vec, weight: float, own: Tally, codec: Codec | None, to_server: bool
+) -> tuple[Vec, float, Tally]:
+    """(Σ acc, Σ weight, the tally) for all, or for rank 0 alone; one message where no codec is used."""
+    P = me.size
+    W = _to_rank_0(P) if to_server else topology.everyone(P)(0)
+    facts = own.line(weight)
+    if codec is None:
+        A, line = unpack(await Mix(pack(acc, facts), W), acc, facts)
     else:
-        A, line = await Mix(acc, everyone, codec), await Mix(facts, everyone)
-    weight, *rest = [P * value for value in line.tolist()]
-    counts = tuple(round(m, 6) for m in rest[: 2 * P])
-    return A * float(P), Tally(weight, counts[:P], counts[P:], tuple(rest[2 * P :]))
+        A, line = await Mix(acc, W, codec), await Mix(facts, W)
+    return A * float(P), P * line.tolist()[-1], Tally.read(line, P)
+
+
+async def _served(me: Replica, tally: Tally) -> Tally:
+    """Everybody takes rank 0's weights, and its tally."""
+    line = tally.line()
+    x, line = unpack(await Mix(pack(me.x, line), _from_rank_0(me.size)), me.x, line)
+    me.x.copy_(x)
+    return Tally.read(line)
+
+
+@lru_cache(maxsize=8)
+def _to_rank_0(size: int) -> Mixing:
+    """Rank 0 gets the mean of all; the others keep what they have."""
+    return Mixing.from_rows(size, [dict.fromkeys(range(size), 1.0 / size), *({r: 1.0} for r in range(1, size))], "to 0")
 
 
 @lru_cache(maxsize=8)
 def _from_rank_0(size: int) -> Mixing:
-    """Everybody takes rank 0's weights."""
-    return Mixing.from_rows(size, [{0: 1.0}] * size, "from rank 0")
+    """Everybody takes rank 0's."""
+    return Mixing.from_rows(size, [{0: 1.0}] * size, "from 0")
