@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 help:
-	@echo 'make demo    train on the digits with 4 processes, one of them late; compare three methods'
+	@echo 'make demo    train on the digits with 4 processes, some of them late: DDP against the methods of five papers'
 	@echo 'make test    formatting, lint, types, documentation and tests'
 	@echo 'make docs    build the documentation into build/docs'
 	@echo 'make readme  rewrite the table of methods in README.md from their cards'
@@ -25,7 +25,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(INSTALLED)
-	$(BIN)/offbeat compare --live --task digits --workers 4 --steps 60 --delay "1 ranks 100ms" allreduce local_sgd dasgd
+	$(BIN)/offbeat demo
 
 test: $(INSTALLED)
 	$(BIN)/ruff format --check .

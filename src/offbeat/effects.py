@@ -129,7 +129,8 @@ class Channel:
 
     Round v averages within my block of ``whom(v)``. A worker that is still computing is answered for by its clerk:
     with the gradients it still owes (``rules.absent`` "carry"; "drop" loses what is late), divided by all workers; or
-    with its last weights ("last"), divided by the block.
+    with its last weights ("last"), divided by the block; or with weights that follow the rounds while it computes and to
+    which it adds its steps ("shared"), so that nothing is ever lost from the mean.
 
         partial.apply(await partial.mix(await Grad(), t))
     """
@@ -160,7 +161,6 @@ class Got:
     fresh: bool  # my newest deposit is in it
     full: bool  # everybody's is
     count: int  # how many it averages over
-    sent: Vec | None = None  # what I had deposited for it, where the strategy corrects by it (late results)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

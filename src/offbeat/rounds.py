@@ -17,7 +17,7 @@ from typing import Literal
 from offbeat.waiting import Wait
 
 CatchUp = Literal["current", "every_step"]
-Absent = Literal["carry", "drop", "last"]
+Absent = Literal["carry", "drop", "last", "shared"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,11 @@ class Rules:
     bound: int | None = None
     catch_up: CatchUp = "current"
     late: int = 0
+
+    @property
+    def of_weights(self) -> bool:
+        """Weights are averaged within a block; else gradients are summed and divided by all."""
+        return self.absent in ("last", "shared")
 
     def is_full(self, version: int) -> bool:
         return self.full_every is not None and (version + 1) % self.full_every == 0

@@ -53,9 +53,12 @@ class Tray:
     lost: list[Piece] = field(default_factory=list)
 
     def deposit(self, x: Vec, piece: Piece) -> None:
-        """Add a gradient to what is owed, or put newer weights in place of the old ones. ``x`` is copied."""
+        """Add a gradient to what is owed, a step to shared weights, or put newer weights in place of the old ones.
+
+        ``x`` is copied.
+        """
         self.deposits += 1
-        if self.absent == "carry" and self.value is not None:
+        if self.absent in ("carry", "shared") and self.value is not None:
             self.value.add_(x)
             self.pieces.append(piece)
             return
@@ -80,15 +83,29 @@ class Tray:
         if self.absent == "last":
             return Snapshot(self.value.clone() if self.value is not None else None, tuple(self.pieces), self.deposits)
         value, pieces = self.value, self.pieces
-        self.value, self.pieces = None, []
+        self.pieces = []
+        if self.absent == "shared":
+            return Snapshot(value.clone() if value is not None else None, tuple(pieces), self.deposits)
+        self.value = None
         if self.absent == "drop" and pieces and not made_for_it:
             self.lost += pieces
             value, pieces = None, []
         return Snapshot(value, tuple(pieces), self.deposits)
 
+    def adopt(self, sent: Snapshot, mean: Vec) -> None:
+        """Shared weights follow the round: what was sent becomes the mean, and what was added since stays on top.
+
+        So the sum over all workers changes only by what they add, whoever was late.
+        """
+        assert self.value is not None and sent.value is not None, "shared weights are there from the beginning"
+        if self.deposits == sent.deposits:
+            self.value.copy_(mean)
+        else:
+            self.value.add_(mean - sent.value)
+
     def put_back(self, snapshot: Snapshot) -> None:
         """The round failed: what was taken is owed again, or lost if something newer has taken its place."""
-        if self.absent == "last" or snapshot.value is None:
+        if self.absent in ("last", "shared") or snapshot.value is None:
             return
         if self.absent == "drop" and self.value is not None:
             self.lost += snapshot.pieces

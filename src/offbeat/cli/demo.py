@@ -89,8 +89,8 @@ def _end(recordings: Sequence[Recording], heading: str, injected: str, outputs: 
 def _injected(chronic: bool, workers: int) -> str:
     who = f"rank {workers - 1} is slow in every step" if chronic else "one worker, another one each step, is slow"
     return (
-        f"Injected: {who}, by {format_seconds(LATE_S)} of sleep. Each step also sleeps {format_seconds(COMPUTE_S)}, which "
-        f"stands for a larger model, so that the {os.cpu_count()} cores of this machine serve {workers} workers. "
+        f"Injected: {who}, by {format_seconds(LATE_S)} of sleep. Each step also sleeps {format_seconds(COMPUTE_S)}, "
+        f"which stands for a larger model, so that the {os.cpu_count()} cores of this machine serve {workers} workers. "
         "nonblocking cuts its batches, so it feels both in every micro-batch; the others feel them before the batch."
     )
 

@@ -75,8 +75,8 @@ def attach(
 
     Rank 0's parameters and buffers are given to all. ``max_norm`` clips what the inner optimiser is given;
     ``accumulate`` declares how many ``backward()`` calls make a step; ``steps`` tells strategies that plan ahead how
-    long the run is; ``patience_s`` is the longest wait for a peer before the run is given up; ``log`` hears of every step: a
-    ``SummaryWriter``, or anything with its ``add_scalar(tag, value, step)``.
+    long the run is; ``patience_s`` is the longest wait for a peer before the run is given up; ``log`` hears of
+    every step: a ``SummaryWriter``, or anything with its ``add_scalar(tag, value, step)``.
     """
     if isinstance(optimizer, Attached):
         raise ValueError(

@@ -57,6 +57,8 @@ class Chronicle:
             )
         self._log = log
         self._busy_s: list[float] = []
+        self._from = 0  # the number of the first step in it
+        self._step_waits_s = 0.0
         self._total_busy_s = 0.0
         self._steps = 0
         self._waited_s = 0.0
@@ -73,8 +75,10 @@ class Chronicle:
         self._total_busy_s += step_s - wait_s
         if self._steps > 1:  # the first one holds whatever the user did between attach and the loop
             self._busy_s.append(max(step_s - wait_s, 0.0))
+            self._step_waits_s += wait_s
         if len(self._busy_s) >= 2 * KEPT:
             del self._busy_s[:KEPT]
+            self._from += KEPT
         if self._log is not None:
             self._write(self._log, optimizer, step_s, wait_s)
 
@@ -94,12 +98,14 @@ class Chronicle:
     def exchange(self, transport: Transport) -> None:
         """Let everybody know everybody's times. All ranks come here, when they finish."""
         rank, workers = transport.rank, transport.size
-        count = transport.agree_on(torch.tensor([len(self._busy_s)]), dist.ReduceOp.MIN, "the others' times")
-        kept = min(int(count), KEPT, max(EXCHANGED // workers, 1))
-        table = torch.zeros(workers, kept + 1)
-        table[rank, 0] = self._waited_s
-        # Counted from the first step that is kept: steps of the same number belong together.
-        table[rank, 1:] = torch.tensor(self._busy_s[:kept])
+        # Workers may have taken and kept different steps; those of the same number are compared.
+        ends = torch.tensor([self._from + len(self._busy_s), -self._from])
+        end, start = transport.agree_on(ends, dist.ReduceOp.MIN, "the others' times").tolist()
+        first = max(-start, end - max(EXCHANGED // workers, 1))
+        own = self._busy_s[first - self._from : max(end, first) - self._from]
+        table = torch.zeros(workers, len(own) + 1)
+        table[rank, 0] = self._step_waits_s
+        table[rank, 1:] = torch.tensor(own)
         table = transport.agree_on(table, dist.ReduceOp.SUM, "the others' times")
         self._everyone = (table[:, 1:].tolist(), table[:, 0].tolist())
 

@@ -242,9 +242,10 @@ class Clerk:
     def _got(self, version: int) -> Got:
         result, late = self._results.pop(version), self._channel.rules.late
         fresh = result.snapshot.deposits >= self._tray.deposits - late
-        sent = result.snapshot.value if late and self._channel.rules.absent == "last" else None
-        up = self._staging.up
-        return Got(version, up(result.value), fresh, result.full, result.count, up(sent) if sent is not None else None)
+        value = result.value
+        if self._channel.rules.absent == "shared" and self._tray.value is not None:
+            value = self._tray.value.clone()
+        return Got(version, self._staging.up(value), fresh, result.full, result.count)
 
     def _tell(self, word: Word, a: int = 0, b: int = 0, c: int = -1) -> None:
         try:
@@ -267,7 +268,7 @@ class Clerk:
                         self._counted = frame.a
                         self._lock.notify_all()
                 elif frame.word is Word.FLUSH:
-                    if self._channel.rules.absent != "last":
+                    if not self._channel.rules.of_weights:
                         self._round(frame.a, -1, flush=True)
                     with self._lock:
                         self._flushed = True
@@ -287,14 +288,14 @@ class Clerk:
             pieces = self._tray.pieces
             in_time = bool(pieces) and not flush and self.place.made_for(version, pieces[-1].base)
             shot = self._tray.snapshot(version, in_time)
-        keep = rules.late and rules.absent == "last"
+        keep = rules.absent == "shared"  # what was sent is needed when the result is there
         parts = [p.clone() if keep else p for p in shot.value.parts] if shot.value is not None else None
         entry = 0
         if (staleness := shot.staleness(version)) is not None:
             entry = 2 * (staleness + 1) + shot.fresh(version, rules.catch_up)
         record = torch.zeros(self._size, dtype=torch.int64)
         record[self._rank] = entry
-        divisor = len(ranks) if rules.absent == "last" else self._size
+        divisor = len(ranks) if rules.of_weights else self._size
         key = (self._seed, self._rank, version)
         total = self._parties.total(parts, self._like, record, ranks, version, self._channel.codec, key)
         for p in total:
@@ -313,6 +314,8 @@ class Clerk:
             waited = {self._rank: now - self._waits_since.pop(version, now)}
             if self._trace.keep_rounds:
                 self._trace.rounds.append(Round(version, started_by, fresh, staleness, waited, now))
+            if self._channel.rules.absent == "shared":
+                self._tray.adopt(result.snapshot, result.value)
             self._results[version] = result
             self.place.results = version + 1
             self._lock.notify_all()

@@ -207,7 +207,7 @@ class Desk:
         return self.porter.retire(self._meanwhile)
 
     def owed(self) -> Vec | None:
-        if self._clerk is None or self._channel is None or self._channel.rules.absent == "last":
+        if self._clerk is None or self._channel is None or self._channel.rules.of_weights:
             return None
         return self._clerk.owed()
 

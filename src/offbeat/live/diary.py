@@ -149,7 +149,7 @@ def assemble(pages: Sequence[Pages], everyone_meets: bool, splits: bool) -> Trac
             everyone, end_s = tuple(range(len(pages))), max(entry.end_s for entry in met)
             trace.rounds.append(Round(len(trace.rounds), last, everyone, dict.fromkeys(everyone, 0), waited, end_s))
             if splits:
-                together_s.update({(rank, step): last_s for rank, step in enumerate(steps)})
+                together_s.update(dict.fromkeys(enumerate(steps), last_s))
     else:
         trace.rounds = merged([page.rounds for page in pages])
     for rank, page in enumerate(pages):

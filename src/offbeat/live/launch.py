@@ -22,8 +22,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from offbeat import delays as delays_
 from offbeat.delays import Seconds
 from offbeat.live import worker
-from offbeat.live.errors import PeerFailed
 from offbeat.live.diary import Status
+from offbeat.live.errors import PeerFailed
 from offbeat.live.worker import STATUS, Job, LiveRun, read_statuses
 from offbeat.strategy import Strategy
 from offbeat.task import Task

@@ -192,7 +192,7 @@ def _steps(
         if isinstance(optimizer, Ddp):
             optimizer.backward(loss)
         else:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         return loss.detach(), len(batch[-1])
 
     def in_pieces(step: int, batch: object) -> tuple[Tensor, int]:
@@ -205,7 +205,7 @@ def _steps(
         for piece in pieces:
             time.sleep((delay_s(step, rank) + compute_s(step, rank)) * share)
             loss = task.value(forward, piece)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             losses.append(loss.detach() * len(piece[-1]))
             samples += len(piece[-1])
         return torch.stack(losses).sum() / samples, samples

@@ -96,7 +96,8 @@ def wire(runs: Sequence[Recording]) -> Figure | None:
     colours = [COLOURS[k % len(COLOURS)] for k in range(len(runs))]
     marker = {"color": colours, "pattern": {"shape": patterns, **HATCH}}
     text = [f"{mb:.3g}" for mb in sent]
-    figure.add_trace(go.Bar(x=labels, y=sent, marker=marker, text=text, textposition="outside", cliponaxis=False, showlegend=False))
+    bars = go.Bar(x=labels, y=sent, marker=marker, text=text, textposition="outside", cliponaxis=False)
+    figure.add_trace(bars)
     return figure
 
 

@@ -82,7 +82,9 @@ def read(folder: Path) -> Story:
     about = _about(folder, notes)
     traces = sorted(folder.glob("[0-9]*-*.jsonl"))
     if not traces and not about:
-        raise ValueError(f"{folder} holds no run: neither run.json nor traces; name a folder that --report made")
+        raise ValueError(
+            f"{folder} holds no run: neither run.json nor traces can be used; name a folder that --report made"
+        )
     recordings = []
     for file in traces:
         recording = _read_trace(file, notes)
@@ -150,8 +152,8 @@ def _check_format(about: Mapping[str, Any], file: Path) -> None:
     seen = about.get("format")
     if isinstance(seen, int) and seen != FORMAT:
         raise ValueError(
-            f"{file} has format {seen}, written by offbeat {about.get('offbeat', '?')}, and offbeat {__version__} reads "
-            f"format {FORMAT}; use the version that wrote it"
+            f"{file} has format {seen}, written by offbeat {about.get('offbeat', '?')}, and offbeat {__version__} "
+            f"reads format {FORMAT}; use the version that wrote it"
         )
 
 
@@ -182,7 +184,7 @@ def _read_trace(file: Path, notes: list[str]) -> Recording | None:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, ValueError) and "has format" in str(error):
             raise
-        notes.append(f"The trace {file.name} is empty or damaged at its beginning." if first else f"The trace {file.name} is empty.")
+        notes.append(f"The trace {file.name} is {'damaged at its beginning' if first else 'empty'}.")
         return None
     whole, damaged = False, 0
     for line in rest:

@@ -92,7 +92,7 @@ def _body(story: Story, shown: set[str], timeline: bool) -> str:
     parts.append(
         _pair(
             _chart("waiting", "Waiting, by worker", "", shown),
-            _chart("staleness", "Staleness", "How many rounds old each contribution to a round was; 0 is fresh.", shown),
+            _chart("staleness", "Staleness", "How many rounds old the work in a round was; 0 is fresh.", shown),
         )
     )
     parts.append(

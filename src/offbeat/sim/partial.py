@@ -97,9 +97,11 @@ class Partial:
 
     def _got(self, seat: _Seat, version: int) -> Got:
         value, shot, full, count = seat.results.pop(version)
-        late = self.channel.rules.late
-        fresh = shot.deposits >= seat.tray.deposits - late  # a late result knows nothing of the deposit just made
-        return Got(version, value, fresh, full, count, shot.value if late else None)
+        rules, tray = self.channel.rules, seat.tray
+        fresh = shot.deposits >= tray.deposits - rules.late  # a late result knows nothing of the deposit just made
+        if rules.absent == "shared" and tray.value is not None:
+            value = tray.value.clone()
+        return Got(version, value, fresh, full, count)
 
     # A worker without data.
 
@@ -137,7 +139,7 @@ class Partial:
             return
         self._flushed = True
         owed = {r: s.tray.snapshot(self.referee.started, made_for_it=False) for r, s in self.seats.items()}
-        if self.channel.rules.absent != "last" and any(s.value is not None for s in owed.values()):
+        if not self.channel.rules.of_weights and any(s.value is not None for s in owed.values()):
             ranks = tuple(range(self._size))
             self._collect(self.referee.started, ranks, owed, started_by=-1)
         else:
@@ -204,7 +206,7 @@ class Partial:
         vecs = [(r, v) for r in ranks if (v := shots[r].value) is not None]
         if codec is not None:
             vecs = [(r, coded(v, codec, (me.seed, r, version))) for r, v in vecs]
-        divisor = len(ranks) if self.channel.rules.absent == "last" else self._size
+        divisor = len(ranks) if self.channel.rules.of_weights else self._size
         value = mean([v for _, v in vecs], divisor) if vecs else like.zeros_like()
         self._after(seconds, lambda: self._deliver(version, ranks, shots, value, started_by))
 
@@ -215,6 +217,8 @@ class Partial:
         full = self.channel.rules.is_full(version) or started_by < 0
         for r in ranks:
             seat = self.seats[r]
+            if self.channel.rules.absent == "shared":
+                seat.tray.adopt(shots[r], value)
             seat.results[version] = (value, shots[r], full, len(ranks))
             seat.place.results = version + 1
         if started_by >= 0:

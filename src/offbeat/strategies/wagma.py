@@ -9,19 +9,21 @@ that what one worker knows reaches all in ⌈log_S P⌉ rounds.
 *When it hurts*: very small τ (everybody waits again) or very large τ (replicas drift).
 *Suggested settings*: the defaults; ``wait=0.5, sync="bounded", staleness=20`` under heavy-tailed step times.
 *Departures*: groups for every number of workers; global rounds (``catch_up="current"``; the paper's ``"every_step"``)
-and the bound instead of the barrier are ours. Late results (``late=1``) correct: x += mean − sent.
+and the bound instead of the barrier are ours, and so is ``merge="correct"``, which preserves the mean.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 from offbeat import topology, waiting
 from offbeat.codec import Codec
 from offbeat.effects import Channel, Got, Grad, Open
 from offbeat.paper import Axes, Paper
 from offbeat.replica import Replica
-from offbeat.rounds import CatchUp
+from offbeat.rounds import Absent, CatchUp
 from offbeat.strategies.partial import Sync, rules
-from offbeat.strategy import Strategy, whole
+from offbeat.strategy import Strategy, one_of, whole
 from offbeat.vector import Vec
 from offbeat.waiting import Wait
 
@@ -58,6 +60,7 @@ def wagma(
     group: int | None = None,
     tau: int | None = 10,
     wait: str | int | float | Wait = "first",
+    merge: Literal["paper", "correct"] = "paper",
     catch_up: CatchUp = "current",
     sync: Sync = "barrier",
     staleness: int | None = None,
@@ -66,14 +69,19 @@ def wagma(
 ) -> Strategy:
     """Group averages of weights. Round v is a full one iff (v + 1) mod ``tau`` = 0 (``None``: never).
 
-    ``group``: the size S of the groups (default: about √P). ``sync="bounded"`` replaces the full rounds by a bound: no
-    weights older than ``staleness`` rounds are ever averaged in (default: ``tau``).
+    ``group``: the size S of the groups (default: about √P). ``merge="correct"``: the tray follows the rounds while its
+    worker computes, and the worker adds its step to it, so the mean of all weights is preserved whoever is late.
+    ``sync="bounded"`` replaces the full rounds by a bound: nothing older than ``staleness`` rounds is ever averaged in
+    (default: ``tau``). ``late=1`` hides a round behind the next step's computation, and implies ``merge="correct"``.
     """
     if group is not None:
         whole("wagma", "group", group, 1)
-    how = rules("wagma", waiting.rule(wait), "last", tau, "tau", catch_up, sync, staleness, late)
+    one_of("wagma", "merge", merge, ("paper", "correct"))
+    corrects = merge == "correct" or late > 0
+    absent: Absent = "shared" if corrects else "last"
+    how = rules("wagma", waiting.rule(wait), absent, tau, "tau", catch_up, sync, staleness, late)
 
-    async def body(me: Replica) -> None:
+    async def paper(me: Replica) -> None:
         # With a codec the displacement from the common beginning travels. (A nearer anchor, such as the last full
         # average, would be wrong: an absent worker's tray may still hold a displacement from an older one.)
         mem = me.recall(anchor=me.x.clone() if codec else None)
@@ -81,26 +89,41 @@ def wagma(
         def mine() -> Vec:
             return me.x if codec is None else me.x - mem.anchor
 
-        def merge(results: list[Got]) -> None:
+        def average(results: list[Got]) -> None:
             if not results:
                 return
             got = results[-1]
             S, mean = got.count, got.value if codec is None else mem.anchor + got.value
-            if late and got.fresh and got.sent is not None:
-                me.x.add_(got.value - got.sent)
-            elif got.fresh or (got.full and not late):
+            if got.fresh or got.full:
                 me.x.copy_(mean)
             elif S > 1:
                 me.x.copy_((mean * float(S) + me.x) / (S + 1.0))
 
-        partial = Channel("wagma", topology.groups(me.size, group), how, merge, codec, mine)
+        partial = Channel("wagma", topology.groups(me.size, group), how, average, codec)
         await Open(partial, mine())
         async for t in me.own_steps():
             me.step(await Grad())
-            merge(await partial.mix(mine(), t))
+            average(await partial.mix(mine(), t))
         async for got in partial.rest(mine):
-            merge([got])
+            average([got])
 
+    async def correct(me: Replica) -> None:
+        start = me.recall(anchor=me.x.clone() if codec else None).anchor
+
+        def adopt(results: list[Got]) -> None:
+            if results:
+                me.x.copy_(results[-1].value if codec is None else start + results[-1].value)
+
+        partial = Channel("wagma", topology.groups(me.size, group), how, adopt, codec)
+        await Open(partial, me.x if codec is None else me.x - start)
+        async for t in me.own_steps():
+            x_hat = me.x.clone()
+            me.step(await Grad())
+            adopt(await partial.mix(me.x - x_hat, t))
+        async for got in partial.rest(lambda: None):
+            adopt([got])
+
+    body = correct if corrects else paper
     return Strategy(
         PAPER,
         wagma,
@@ -108,6 +131,7 @@ def wagma(
             "group": group,
             "tau": tau,
             "wait": wait,
+            "merge": merge,
             "catch_up": catch_up,
             "sync": sync,
             "staleness": staleness,

@@ -1,0 +1,202 @@
+"""The report: folders of runs, the page in a real browser, the timeline for specialists."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import offbeat as ob
+from offbeat.cli import main
+from offbeat.report import folder
+
+Captured = pytest.CaptureFixture[str]
+BROWSER = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+
+
+def run(line: str) -> int:
+    return main(shlex.split(line))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("runs") / "made"
+    options = f"--workers 4 --steps 24 --delay 'rank 2 100ms' --report {place} --trace {place.parent}/trace.json"
+    assert run(f"compare allreduce adaptive:period=2 eager --seed 5 {options}") == 0
+    return place
+
+
+@pytest.fixture
+def copy(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "copy"))
+
+
+def test_a_folder_is_read_as_it_was_written(made: Path) -> None:
+    story = folder.read(made)
+    assert [r.record.label for r in story.recordings] == ["allreduce", "adaptive period=2", "eager"]
+    assert story.command.startswith("offbeat compare allreduce adaptive:period=2 eager --seed 5")
+    assert story.versions["offbeat"] == ob.__version__
+    assert not story.notes
+    task, late = ob.tasks.digits(), ob.delays.chronic(2, 0.1)
+    twin = ob.simulate(ob.eager(), task, 4, 24, seed=5, delays=late, spans=True)
+    seen = story.recordings[2].trace
+    assert [s[:3] for s in seen.spans] == [s[:3] for s in twin.trace.spans]
+    assert [s.end_s for s in seen.spans] == pytest.approx([s.end_s for s in twin.trace.spans], abs=1e-6)
+    assert [(r.version, r.fresh, dict(r.staleness)) for r in seen.rounds] == [
+        (r.version, r.fresh, dict(r.staleness)) for r in twin.trace.rounds
+    ]
+    assert seen.series["loss"][-1].value == pytest.approx(twin.losses[-1].item())
+    assert seen.series["loss"][-1].samples == 4 * 24 * 32
+
+
+def test_report_says_which_worker_is_slow_and_writes_the_page(copy: Path, capsys: Captured) -> None:
+    (copy / "report.html").unlink()
+    assert run(f"report {copy}") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Rank 2 is chronically slow: late in 24 of 24 steps, by 100 ms each" in shown
+    text = (copy / "report.html").read_text()
+    assert "Rank 2 is chronically slow" in text
+    assert html.escape("--delay 'rank 2 100ms'") in text
+    outside = re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=", text.replace(_library(text), ""))
+    assert outside == []
+
+
+def test_the_page_of_4_workers_and_2000_steps_stays_under_10_MB(tmp_path: Path) -> None:
+    place = tmp_path / "long"
+    assert run(f"simulate allreduce --task none --workers 4 --steps 2000 --delay '1 rank 50ms' --report {place}") == 0
+    assert (place / "report.html").stat().st_size < 10e6
+    assert len(folder.read(place).recordings[0].trace.spans) > 4 * 2000
+
+
+def test_what_a_damaged_folder_still_holds_is_shown(copy: Path, capsys: Captured) -> None:
+    trace = copy / "01-allreduce.jsonl"
+    trace.write_bytes(trace.read_bytes()[:3001])
+    (copy / "02-adaptive-period-2.jsonl").write_text("")
+    (copy / "run.json").write_text((copy / "run.json").read_text()[:100])
+    assert run(f"report {copy}") == 0
+    out, err = capsys.readouterr()
+    assert "allreduce" in out
+    assert "eager" in out
+    assert "run.json cannot be read" in err
+    assert "The trace 01-allreduce.jsonl is cut off; what was written before is shown." in err
+    assert "The trace 02-adaptive-period-2.jsonl is empty." in err
+    assert "is cut off" in (copy / "report.html").read_text()
+
+
+def test_without_traces_the_table_is_shown(copy: Path, capsys: Captured) -> None:
+    for trace in copy.glob("*.jsonl"):
+        trace.unlink()
+    assert run(f"report {copy}") == 0
+    out, err = capsys.readouterr()
+    assert "adaptive period=2" in out
+    assert "The trace 03-eager.jsonl is missing." in err
+
+
+def test_a_folder_without_a_run_gets_a_sentence(tmp_path: Path, copy: Path, capsys: Captured) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text('["not", "a run"]')
+    (tmp_path / "file").write_text("")
+    about = json.loads((copy / "run.json").read_text())
+    (copy / "run.json").write_text(json.dumps({**about, "format": 99, "offbeat": "7.0"}))
+    for name, sentence in {
+        "nowhere": "there is no folder",
+        "file": "is a file; name the folder that --report made",
+        "empty": "holds no run: neither run.json nor traces can be used",
+        "broken": "holds no run: neither run.json nor traces can be used",
+        "copy": "has format 99, written by offbeat 7.0",
+    }.items():
+        assert run(f"report {tmp_path / name}") == 2
+        err = capsys.readouterr().err
+        assert sentence in err
+        assert len(err.splitlines()) == 1
+
+
+def test_a_folder_with_other_things_is_not_written_over(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "thesis.txt").write_text("three years of work")
+    assert run(f"simulate allreduce --steps 1 --report {tmp_path}") == 2
+    assert f"--report {tmp_path} holds other things; name a new folder" in capsys.readouterr().err
+
+
+def test_the_trace_file_obeys_the_rules_of_its_format(made: Path) -> None:
+    trace = json.loads((made.parent / "trace.json").read_text())
+    events = trace["traceEvents"]
+    assert {event["ph"] for event in events} == {"M", "X", "C", "s", "t", "f"}
+    named = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert named[1, 3] == "rank 3"
+    flows: dict[int, list[str]] = {}
+    ends: dict[tuple[int, int], float] = {}
+    for event in events:
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        assert event["ph"] == "M" or event["ts"] >= 0
+        if event["ph"] == "X":
+            lane = event["pid"], event["tid"]
+            assert lane in named
+            assert event["dur"] > 0
+            assert event["ts"] >= ends.get(lane, 0.0) - 0.2  # slices of a thread nest or follow, never overlap
+            ends[lane] = event["ts"] + event["dur"]
+        elif event["ph"] in "stf":
+            flows.setdefault(event["id"], []).append(event["ph"])
+    assert all(phases == ["s", *"t" * (len(phases) - 2), "f"] for phases in flows.values())
+    spans = folder.read(made).recordings[0].trace.spans
+    seen = Counter(e["name"] for e in events if e["ph"] == "X" and e["pid"] == 1)
+    assert seen == Counter(span.doing for span in spans)
+
+
+LOOK = """<script>addEventListener("load", () => setTimeout(() => {
+  const drag = document.querySelector("#timeline .nsewdrag"), box = drag.getBoundingClientRect();
+  const bars = [...document.querySelectorAll("#timeline .bars .point path")].map((bar) => bar.getBoundingClientRect());
+  const bar = bars.filter((b) => b.width > 3).sort((a, b) => a.left - b.left)[0];
+  const at = { clientX: bar.left + bar.width / 2, clientY: bar.top + bar.height / 4, bubbles: true };
+  for (const kind of ["mouseover", "mousemove"]) drag.dispatchEvent(new MouseEvent(kind, at));
+  setTimeout(() => {
+    const seen = { errors: window.seenErrors, bars: bars.length,
+      lanes: [...document.querySelectorAll("#timeline .ytick text")].map((tick) => tick.textContent),
+      hover: [...document.querySelectorAll("#timeline .hovertext")].map((label) => label.textContent),
+      charts: [...document.querySelectorAll(".chart .main-svg")].length, wide: document.documentElement.scrollWidth };
+    document.body.innerHTML = "<pre id=seen></pre>";
+    document.getElementById("seen").textContent = JSON.stringify(seen);
+  }, 500);
+}, 300));</script>"""
+CATCH = """<script>window.seenErrors = [];
+addEventListener("error", (event) => seenErrors.push(event.message));</script>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+def test_in_a_browser_the_lanes_are_there_and_hovering_tells_the_details(made: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    text = (made / "report.html").read_text()
+    page.write_text(text.replace("<head>", f"<head>{CATCH}", 1).replace("</body>\n</html>", f"{LOOK}</body>\n</html>"))
+    options = [
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--window-size=1200,900",
+        "--virtual-time-budget=8000",
+    ]
+    words = [str(BROWSER), *options, f"--user-data-dir={tmp_path}/profile", "--dump-dom", page.as_uri()]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    found = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert found, done.stderr[-2000:]
+    seen = json.loads(html.unescape(found[1]))
+    assert seen["errors"] == []
+    assert seen["lanes"] == ["rank 0", "rank 1", "rank 2", "rank 3"]
+    assert seen["bars"] > 100
+    assert re.match(r"rank \d, step \d+(compute|late|wait)", seen["hover"][0])
+    assert seen["charts"] >= 7
+    assert seen["wide"] <= 1200
+
+
+def _library(text: str) -> str:
+    """The scripts of the page, in which addresses are only words."""
+    return max(re.findall(r"<script>(.*?)</script>", text, re.DOTALL), key=len)
