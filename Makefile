@@ -1,6 +1,9 @@
 .DEFAULT_GOAL := help
 .PHONY: help demo test docs readme format clean
 
+# Keeps a notice of the documentation's theme about its successor out of the output.
+export NO_MKDOCS_2_WARNING := 1
+
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,7 +14,7 @@ help:
 	@echo 'make demo    train on the digits with 4 processes, some of them late: DDP against the methods of five papers'
 	@echo 'make test    formatting, lint, types, documentation and tests'
 	@echo 'make docs    build the documentation into build/docs'
-	@echo 'make readme  rewrite the table of methods in README.md from their cards'
+	@echo 'make readme  rewrite the table of methods from their cards, and the outputs that the documentation shows'
 	@echo 'make format  let ruff format the code and mend what it can'
 	@echo 'make clean   remove the virtual environment, caches and build outputs'
 	@echo
@@ -40,6 +43,7 @@ docs: $(INSTALLED)
 
 readme: $(INSTALLED)
 	$(BIN)/python tools/cards.py
+	$(BIN)/python tools/examples.py
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,6 +57,8 @@ OTHERS = {
     "wagma of two": ob.wagma(group=2, tau=None),
     "wagma, late": ob.wagma(tau=4, late=1),
     "wagma, every step": ob.wagma(tau=4, catch_up="every_step"),
+    "wagma, correct": ob.wagma(tau=4, merge="correct"),
+    "wagma, correct, every step": ob.wagma(group=2, tau=None, merge="correct", catch_up="every_step"),
     "wagma, quorum": ob.wagma(tau=4, wait=2),
     "wagma, bounded": ob.wagma(sync="bounded", staleness=2),
     "wagma, bounded, late": ob.wagma(sync="bounded", staleness=2, late=1),
@@ -123,10 +126,11 @@ def counted(
     batches: Sequence[int],
     sleep_s: Callable[[int], float],
     average_at: Sequence[int] = (),
+    device: str = "cpu",
 ) -> Seen:
     """The counting model under ``strategy``; ``sleep_s(step)`` seconds late in each step."""
     before = sockets()
-    model = Slots(size * AT_MOST)
+    model = Slots(size * AT_MOST).to(device)
     optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=1.0), model, strategy, patience_s=30)
     averages = []
     for step in range(batches[rank]):
@@ -138,18 +142,27 @@ def counted(
             optimizer.average()
             averages.append(model.w.detach().clone())
     optimizer.finish()
-    seen = Seen(model.w.detach().clone(), batches[rank], optimizer.lost, optimizer.trace.rounds, averages=averages)
+    seen = Seen(
+        model.w.detach().cpu().clone(), batches[rank], optimizer.lost, optimizer.trace.rounds, averages=averages
+    )
     seen.threads, seen.sockets = offbeat_threads(), sockets_left(before)
     return seen
 
 
-def all_cases(rank: int, size: int, names: Sequence[str], batches: Sequence[int]) -> dict[str, Seen]:
+def _choice(late: random.Random, step: int) -> float:
+    return late.choice((0.0, 0.0, 0.004))
+
+
+def all_cases(
+    rank: int, size: int, names: Sequence[str], batches: Sequence[int], device: str = "cpu"
+) -> dict[str, Seen]:
     """Every named case on uneven data with random lateness."""
     keep = held()
     out = {}
     for name in names:
         late = random.Random(f"{name} {rank}")
-        out[name] = counted(rank, size, CASES[name], batches, lambda _, late=late: late.choice((0.0, 0.0, 0.004)))
+        sleep_s = partial(_choice, late)
+        out[name] = counted(rank, size, CASES[name], batches, sleep_s, device=device)
     keep.finish()
     return out
 
@@ -207,7 +220,9 @@ def resumed(rank: int, size: int, names: Sequence[str]) -> dict[str, tuple[Tenso
                 model.load_state_dict(resumed.state_dict())
                 optimizer.load_state_dict(saved)
             for step in range(begin, end):
-                last = saved is None and step == end - 1 and rank == 0  # the others' last round comes before its deposit
+                last = (
+                    saved is None and step == end - 1 and rank == 0
+                )  # the others' last round comes before its deposit
                 time.sleep(0.1 if last else lateness.choice((0.0, 0.004)))
                 optimizer.zero_grad()
                 model.loss(rank, step).backward()
@@ -297,14 +312,14 @@ def echo(flow: Flow, rules: Rules) -> ob.Strategy:
     return dataclasses.replace(ob.eager(), body=body)
 
 
-def stress(rank: int, plan: Sequence[tuple[int, int]]) -> list[Flow]:
+def stress(rank: int, plan: Sequence[tuple[int, int]], device: str = "cpu") -> list[Flow]:
     """For each (numbers, steps): so many steps of everybody with random lateness."""
     keep = held()
     flows = []
     for numbers, steps in plan:
         flow, lateness = Flow(numbers), random.Random(f"{rank} {numbers}")
         model = nn.Module()
-        model.p = nn.Parameter(torch.zeros(numbers))
+        model.p = nn.Parameter(torch.zeros(numbers, device=device))
         optimizer = ob.attach(
             torch.optim.SGD(model.parameters(), lr=1.0), model, echo(flow, Rules(ob.waiting.first, "carry", 25))
         )
@@ -339,20 +354,28 @@ def busy(seconds: float) -> None:
         pass
 
 
+def _few(how: str) -> int:
+    """Steps of the straggler, about as long as all of the others' together."""
+    return 2 if how == "sleeps" else 10
+
+
 def beside_a_straggler(
-    rank: int, names: Sequence[str], steps: int, numbers: int, compute_s: float
+    rank: int, names: Sequence[str], stragglers: Sequence[str], steps: int, numbers: int, compute_s: float
 ) -> dict[tuple[str, str], float]:
-    """(method, straggler) → this rank's median step in seconds. Rank 1 is the straggler."""
+    """(method, straggler) → this rank's median step in seconds. Rank 1 is the straggler.
+
+    A straggler is one of "none", "sleeps", "in Python" and "in Python, 5 ms" (Python's own switch interval).
+    """
     keep = held()
     out = {}
     for name in names:
-        for how in ("none", "sleeps", "computes in Python", "computes in Python, default switch"):
+        for how in stragglers:
             model = nn.Module()
             model.p = nn.Parameter(torch.zeros(numbers))
             optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=0.1), model, NEVER[name])
             took_s = []
             late = rank == 1 and how != "none"
-            for step in range((4 if how == "sleeps" else 12) if late and steps > 20 else steps):
+            for step in range(_few(how) if late else steps):
                 start = time.monotonic()
                 if late and step:
                     time.sleep(2.0) if how == "sleeps" else busy(0.2)
@@ -360,11 +383,11 @@ def beside_a_straggler(
                 optimizer.zero_grad()
                 model.p.sum().backward()
                 optimizer.step()
-                if how.endswith("default switch"):
+                if how == "in Python, 5 ms":
                     sys.setswitchinterval(0.005)
                 took_s.append(time.monotonic() - start)
             optimizer.finish()
             sys.setswitchinterval(0.005)
-            out[name, how] = statistics.median(took_s[3:] or [0.0])
+            out[name, how] = statistics.median(took_s[1:])
     keep.finish()
     return out

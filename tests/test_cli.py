@@ -168,6 +168,10 @@ WRONG = {
     "compare --live --bandwidth 1Gbps": "--bandwidth 1Gbps is for simulated runs, and this one is live; leave it out",
     "simulate allreduce --json nowhere/run.json": "--json nowhere/run.json lies in a folder that does not exist",
     "simulate allreduce --json .": "--json . is a folder; name a file in it",
+    "simulate allreduce --trace nowhere/trace.json": "--trace nowhere/trace.json lies in a folder that does not exist",
+    "demo --workers 1": "--workers 1 is too few; use 2 or more",
+    "demo --steps none": "--steps: 'none' is not a number such as",
+    "report nowhere": "there is no folder nowhere",
     "simulate": "missing argument 'STRATEGY'",
     "simulate allreduce --speed 3": "no such option: --speed",
     "march": "no such command 'march'",
@@ -231,7 +235,7 @@ def test_the_module_is_the_command_and_nothing_said_means_help() -> None:
 
 
 def test_every_command_has_help_with_an_example(capsys: Captured) -> None:
-    for command in ("list", "cite", "simulate", "train", "compare"):
+    for command in ("demo", "list", "cite", "simulate", "train", "compare", "report"):
         assert run(f"{command} --help") == 0
         assert f"offbeat {command} " in capsys.readouterr().out.split("Usage:")[1].split("\n", 1)[1]
 

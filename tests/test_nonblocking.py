@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import socket
+import time
 import types
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -506,3 +508,35 @@ def test_settings_that_make_no_sense_are_refused_at_once(settings, sentence):
 def test_a_bell_that_waits_for_more_workers_than_there_are_is_refused():
     with pytest.raises(ValueError, match="the bell waits for 5 workers, but there are 4"):
         weights(ob.nonblocking(stop=5), workers=4)
+
+
+def test_a_bell_that_arrives_late_stops_neither_its_own_round_nor_the_next():
+    strategy, seen = witnessed(ob.nonblocking(4))
+    far = ob.Network(latency_s=0.5)  # the news of a round comes when everybody is through it
+    ob.simulate(strategy, TASK, workers=2, steps=10, network=far, compute_s=lambda t, k: 0.1 + 0.1 * k)
+    assert [d.pieces for rank in (0, 1) for _, d, _ in seen.rounds[rank]] == [4] * 20
+
+
+def test_the_ear_keeps_the_latest_round_and_the_hand_rings_once_a_round():
+    from offbeat.live.bell import Bell
+    from offbeat.live.hub import Frame, Word, read_frame
+
+    class Board:
+        rank = 3
+
+    here, there = socket.socketpair()
+    bell = Bell(here, Board(), patience_s=5)
+    try:
+        for r in (5, 3):  # the bell of round 3 comes late
+            there.sendall(Frame(Word.RUNG, 0, r).pack())
+        for r in (5, 6, 6, 7):
+            while bell.rung < 5:
+                time.sleep(0.001)
+            bell.ring(r, 2)
+        there.sendall(Frame(Word.FLUSH, 0).pack())
+        bell.close()
+        assert bell.rung == 5
+        assert [read_frame(there).a for _ in range(2)] == [6, 7]
+        assert read_frame(there) is None
+    finally:
+        there.close()

@@ -103,9 +103,10 @@ class Referee:
         return self._start()
 
     def back(self, rank: int) -> list[int]:
-        """``rank`` is about to take steps again."""
-        self._training.add(rank)
-        self._note(rank)
+        """``rank`` is about to take steps again, unless it has finished."""
+        if rank not in self._finished:
+            self._training.add(rank)
+            self._note(rank)
         return self._start()
 
     @property

@@ -69,12 +69,17 @@ def cuts(rows: int, pieces: int) -> list[tuple[int, int]]:
     return list(pairwise(rows * k // pieces for k in range(pieces + 1))) if rows else []
 
 
+def checked(costs: Sequence[float]) -> Sequence[float]:
+    """Costs that can be compared and added."""
+    for cost in costs:
+        if not math.isfinite(cost) or cost < 0:
+            raise ValueError(f"a sample cannot cost {cost}; let cost= give a number of 0 or more")
+    return costs
+
+
 def cuts_by_cost(costs: Sequence[float], pieces: int) -> list[tuple[int, int]]:
     """Runs of consecutive rows of about equal cost, none of them empty; a cut comes where the row's middle would."""
-    rows, total = len(costs), math.fsum(costs)
-    if any(not math.isfinite(cost) or cost < 0 for cost in costs):
-        bad = next(cost for cost in costs if not math.isfinite(cost) or cost < 0)
-        raise ValueError(f"a sample cannot cost {bad}; let cost= give a number of 0 or more")
+    rows, total = len(costs), math.fsum(checked(costs))
     if total <= 0:
         return cuts(rows, pieces)
     pieces = max(1, min(pieces, rows))
@@ -92,7 +97,7 @@ class Rest:
     """What is left of a batch: its rows from ``lo`` on, cut anew whenever the number of micro-batches changes."""
 
     def __init__(self, rows: int, costs: Sequence[float] | None = None) -> None:
-        self.rows, self.lo, self._costs = rows, 0, costs
+        self.rows, self.lo, self._costs = rows, 0, costs if costs is None else checked(costs)
         self._micro, self._ends = 0, list[int]()
 
     def _cut(self, micro: int) -> list[int]:

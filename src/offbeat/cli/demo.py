@@ -43,8 +43,8 @@ def demo(
 ) -> None:
     """Train handwritten digits in 4 processes, some of them late: torch's own DDP, then the methods of five papers.
 
-    All learn from the same samples under the same delays. It takes a minute or two, and ends with a table and an HTML
-    report. Ctrl-C ends it; what was done by then is shown.
+    All learn from the same number of samples under the same delays. It takes a minute or two, and ends with a table
+    and an HTML report. Ctrl-C ends it; what was done by then is shown.
 
     `offbeat demo`
 
@@ -58,9 +58,9 @@ def demo(
     late = delays.chronic(count - 1, LATE_S) if chronic else delays.random(1, LATE_S)
     made: list[Strategy | None] = [None, *(strategy(name) for name in METHODS)]
     task = tasks.digits(lr=LR, momentum=MOMENTUM)
-    jobs = [Job(one or "ddp", task, length, number, late, COMPUTE_S) for one in made]
+    jobs = [Job(one or "ddp", task, length, number, late, COMPUTE_S, shared=chronic) for one in made]
     labels = [one.name if one else DDP for one in made]
-    heading = f"{count} processes, {length} batches of 32 digits each; seed {number}\ndelay: {late}"
+    heading = f"{count} processes, {count * length} batches of 32 digits in all; seed {number}\ndelay: {late}"
     recordings: list[Recording] = []
     try:
         with screen(labels, count, length) as watcher:
@@ -92,6 +92,7 @@ def _injected(chronic: bool, workers: int) -> str:
         f"Injected: {who}, by {format_seconds(LATE_S)} of sleep. Each step also sleeps {format_seconds(COMPUTE_S)}, "
         f"which stands for a larger model, so that the {os.cpu_count()} cores of this machine serve {workers} workers. "
         "nonblocking cuts its batches, so it feels both in every micro-batch; the others feel them before the batch."
+        + (" All but DDP share one supply of batches, of which a fast worker takes more." if chronic else "")
     )
 
 
@@ -113,6 +114,9 @@ def _why(record: Record) -> str:
     reasons = {
         "adaptive": ": it avoids messages, not the slowest worker, and meets everybody every few steps",
         "dasgd": ": it hides an average behind one step, and a late worker takes several",
+        "eager": ": every now and then a round is full, and waits for everybody",
+        "wagma": ": every now and then a round is full, and waits for everybody",
+        "nonblocking": ": a round ends with the micro-batch that the slow worker is in",
     }
     return reasons.get(record.strategy, "")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -26,26 +25,26 @@ SHOWN: dict[Doing, tuple[str, str]] = {
 
 
 class Watcher:
-    """Told from another thread where the workers stand and which runs are done."""
+    """Told from another thread where the workers stand and which runs are done.
+
+    Each of the two is put in its place whole, and read once for a screen: no lock is needed.
+    """
 
     def __init__(self, labels: Sequence[str], workers: int, steps: int, console: Console) -> None:
         self._labels, self._workers, self._steps, self._console = labels, workers, steps, console
         self._records: list[Record] = []
         self._statuses: Sequence[Status] = ()
         self._said = -1
-        self._lock = threading.Lock()
 
     def watch(self, statuses: Sequence[Status]) -> None:
-        with self._lock:
-            self._statuses = statuses
+        self._statuses = statuses
         job = min(status.job for status in statuses)
         if not self._console.is_terminal and job > self._said:
             self._said = job
             self._line(f"{job + 1}/{len(self._labels)} {self._labels[job]}")
 
     def done(self, record: Record) -> None:
-        with self._lock:
-            self._records.append(record)
+        self._records.append(record)
         if not self._console.is_terminal:
             accuracy = "" if record.accuracy is None else f", accuracy {record.accuracy:.1%}"
             self._line(f"    {record.seconds:.1f} s, {record.wait_fraction:.0%} of it waiting{accuracy}")
@@ -54,8 +53,7 @@ class Watcher:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def __rich__(self) -> RenderableType:
-        with self._lock:
-            statuses, records = self._statuses, list(self._records)
+        statuses, records = self._statuses, list(self._records)
         parts: list[RenderableType] = []
         if records:
             parts += [runs_table(records), Text()]

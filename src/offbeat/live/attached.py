@@ -119,7 +119,11 @@ class Attached(torch.optim.Optimizer):
         return self.inner.register_step_post_hook(hook)
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimiser's state and, under "offbeat", the strategy's. Local: nothing is communicated."""
+        """The inner optimiser's state and, under "offbeat", the strategy's. Local: nothing is communicated.
+
+        Methods whose rounds nobody waits for (``eager``, ``wagma``, ``ad_psgd``) have some under way at any moment:
+        call ``average()`` on all ranks before, and nothing is lost or applied twice.
+        """
         if self._desk.is_open:
             self.me.memory.owed = self._desk.owed()
         self.me.memory.waiting = self._stream.waiting
@@ -247,7 +251,6 @@ class Attached(torch.optim.Optimizer):
                 if self._exchanges:
                     self._session.answer(None)
                 self._idle_turn()
-            self._warn_leftovers()
             self._board.post_done(self.me.t)
             self._desk.finished()
             while self._session.asks is not None:
@@ -260,6 +263,7 @@ class Attached(torch.optim.Optimizer):
         self._desk.close()
         self._transport.close()
         self._on_close()
+        self._warn_leftovers()  # last: where warnings are errors, the others are not kept waiting
 
     # A step: begin (first gradient), backward over, step().
 

@@ -21,7 +21,18 @@ EXCHANGED = 65536  # numbers that are exchanged at the end, over all workers
 
 
 class Log(Protocol):
-    """Takes numbers as they come: ``torch.utils.tensorboard.SummaryWriter``, and anything with its ``add_scalar``."""
+    """Takes numbers as they come: ``torch.utils.tensorboard.SummaryWriter``, and anything with its ``add_scalar``.
+
+    Weights & Biases::
+
+        class WandbLog:
+            def add_scalar(self, tag, value, step): wandb.log({tag: value}, step=step)
+
+    MLflow::
+
+        class MlflowLog:
+            def add_scalar(self, tag, value, step): mlflow.log_metric(tag, value, step=step)
+    """
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> object: ...
 

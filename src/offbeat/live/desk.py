@@ -59,6 +59,7 @@ class Desk:
         self._parties: Parties | None = None
         self._is_finished = False
         self._times_stood = 0
+        self._stood: Vec | None = None
         self._switch_s: float | None = None
         self.trace = Trace(keep_spans=False)
 
@@ -177,6 +178,7 @@ class Desk:
         all_there = self._board.meeting(f"standing-{self._times_stood}", tuple(range(self._board.size)))
         if self._clerk is not None:
             self._clerk.stand(all_there, agree_on_largest)
+            self._stood = x.clone()
         elif self._porter is not None:
             self._porter.stand(x, all_there)
 
@@ -200,8 +202,10 @@ class Desk:
         """The weights were made equal on all ranks in the middle of a run."""
         if self._porter is not None:
             self._porter.adopt(x)
-        if self._clerk is not None and self._channel is not None:
-            self._clerk.renew(self._channel.holds())
+        if self._clerk is not None and self._channel is not None and self._stood is not None:
+            shared = self._channel.rules.absent == "shared"  # to these everybody adds differences
+            self._clerk.renew(x - self._stood if shared else self._channel.holds())
+        self._stood = None
 
     def retire(self) -> Vec:
         return self.porter.retire(self._meanwhile)

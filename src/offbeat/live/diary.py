@@ -54,7 +54,7 @@ class Diary:
 
     def __init__(self, steps: int, parameters: Sequence[Tensor], tell: Callable[[int, Doing, float], None] | None):
         self._tell, self._parameters = tell, parameters
-        self._every = max(steps // SNAPSHOTS, 1)
+        self._every = max(steps // SNAPSHOTS, 1) | 1  # odd, so as not to fall on every average of a period of 2, 4, 8
         self._copies: list[Tensor] = []
         self._copied = sum(p.numel() for p in parameters) <= MOST_NUMBERS
         self._losses: list[Tensor] = []

@@ -61,9 +61,14 @@ def launch(
         delays_.bind(spec, seed=seed, workers=workers, what=what)  # for its sentences, before anything is started
     job = Job(strategy, task, steps, seed, delays, compute_s)
 
+    told = -1
+
     def watch(statuses: Sequence[Status]) -> None:
-        if progress is not None:
-            progress(sum(status.step for status in statuses) // workers)
+        nonlocal told
+        mean = sum(status.step for status in statuses) // workers
+        if progress is not None and mean != told:
+            told = mean
+            progress(mean)
 
     (run,) = launch_all([job], workers, watch)
     return run

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from offbeat.effects import Batch, Done
 from offbeat.live.columns import columns, row, rows_of
@@ -47,6 +48,7 @@ class Stream:
         self._batches: list[Any] = []
         self._rests: list[Rest] = []
         self._sums: Vec | None = None
+        self._views: list[Tensor] = []
         self._began_s: float | None = None
         self._warned = False
         self._anew()
@@ -75,8 +77,8 @@ class Stream:
         rows = 0 if isinstance(batch, Leftovers) else rows_of(batch)
         if rows:
             costs = None if cost is None else [float(cost(row(batch, k, rows))) for k in range(rows)]
-            self._batches.append(batch)
             self._rests.append(Rest(rows, costs))
+            self._batches.append(batch)
         if len(self._rests) > MANY and not self._warned:
             self._warned = True
             warnings.warn(
@@ -124,9 +126,8 @@ class Stream:
         hi, self._out = self._out, None
         rest = self._rests[0]
         samples = hi - rest.lo
-        learnt = any(p.grad is not None for p in self._flat.params)
+        learnt = self._add(samples)
         if learnt:
-            self._add(samples)
             self.samples += samples
         if learnt or came_back:
             self.pieces += 1
@@ -135,15 +136,25 @@ class Stream:
                 del self._rests[0], self._batches[0]
 
     @torch.no_grad()
-    def _add(self, samples: int) -> None:
+    def _add(self, samples: int) -> bool:
+        """Add up the gradients that backward left, and take them away; False if there are none."""
+        found = [(k, p.grad) for k, p in enumerate(self._flat.params) if p.grad is not None]
+        if not found:
+            return False
         if self._sums is None:
             self._sums = Vec([torch.zeros_like(part, dtype=wide(part.dtype)) for part in self._flat.parts])
+            self._views = self._flat.layout.views(self._sums.parts)
         elif not self.samples:
             self._sums.zero_()
-        for view, p in zip(self._flat.layout.views(self._sums.parts), self._flat.params, strict=True):
-            if p.grad is not None:
-                view.add_(p.grad, alpha=samples)
-                p.grad = None
+        views, grads = [self._views[k] for k, _ in found], [grad for _, grad in found]
+        if any(grad.is_sparse or grad.dtype != view.dtype for view, grad in zip(views, grads, strict=True)):
+            for view, grad in zip(views, grads, strict=True):
+                view.add_(grad, alpha=samples)
+        else:
+            torch._foreach_add_(views, grads, alpha=samples)
+        for p in self._flat.params:
+            p.grad = None
+        return True
 
     @torch.no_grad()
     def _close(self) -> None:

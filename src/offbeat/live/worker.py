@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import signal
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +42,8 @@ class Job:
     ``strategy`` may be the word ``"ddp"``: torch's own DistributedDataParallel, for comparison. ``delays`` and
     ``compute_s`` are slept before the computation of a step, as functions of the seed, the step and the rank alone:
     delays are lateness, ``compute_s`` stands for computation that this machine does not do. Where a batch is cut into
-    micro-batches, each sleeps its share of both.
+    micro-batches, each sleeps its share of both. ``shared``: instead of ``steps`` batches for each worker there is one
+    supply of ``steps`` × workers, from which each takes as many as it can; DDP, which needs equally many, ignores it.
     """
 
     strategy: Strategy | Literal["ddp"]
@@ -50,6 +52,7 @@ class Job:
     seed: int = 0
     delays: Seconds | None = None
     compute_s: Seconds | None = None
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,8 +108,9 @@ def joined() -> Iterator[None]:
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     yield
     # Not in a `finally`: after an error the others are not here to meet, and destroying a group they use can hang.
-    _meet()
+    kept = _meet()  # while the group ends: a Gloo thread that lets go of a tensor last would want the interpreter
     dist.destroy_process_group()
+    del kept
 
 
 def take_part(job: Job, progress: Callable[[int], None] | None = None) -> LiveRun | None:
@@ -137,7 +141,7 @@ def _train(job: Job, tell: Tell | None, number: int = 0) -> LiveRun | None:
         _meet()
         waited_s, sent_bytes = optimizer.wait_s, optimizer.wire_bytes
         diary.start(waited_s, sent_bytes)
-        _steps(job, task.scheduler(inner) if task.scheduler else None, optimizer, model, diary)
+        _steps(job, task.scheduler(inner) if task.scheduler else None, optimizer, model, diary, number)
         finished_s = time.monotonic() - diary.start_s
         waited_s, sent_bytes = optimizer.wait_s - waited_s, optimizer.wire_bytes - sent_bytes
         diary.waiting()
@@ -170,6 +174,7 @@ def _steps(
     optimizer: Attached | Ddp,
     model: nn.Module,
     diary: Diary,
+    number: int,
 ) -> None:
     rank, workers, task = dist.get_rank(), dist.get_world_size(), job.task
     delay_s = delays_.bind(job.delays, seed=job.seed, workers=workers, what="delays")
@@ -210,8 +215,20 @@ def _steps(
             samples += len(piece[-1])
         return torch.stack(losses).sum() / samples, samples
 
-    supply = (loaded(step) for step in range(job.steps))
-    batches = optimizer.batches(supply) if cuts and not isinstance(optimizer, Ddp) else range(job.steps)
+    store = dist.distributed_c10d._get_default_store()
+
+    def numbers() -> Iterator[int]:
+        for step in itertools.count():
+            if job.shared and not isinstance(optimizer, Ddp):
+                if store.add(f"offbeat/supply/{number}", 1) > job.steps * workers:
+                    return
+            elif step >= job.steps:
+                return
+            yield step
+
+    batches: Iterable[object] = numbers()
+    if cuts and not isinstance(optimizer, Ddp):
+        batches = optimizer.batches(loaded(step) for step in numbers())
     for step, batch in enumerate(batches):
         loss, samples = in_pieces(step, batch) if cuts else whole(step)
         diary.waiting()
@@ -267,6 +284,8 @@ def read_statuses(file: Path) -> list[Status]:
     ]
 
 
-def _meet() -> None:
+def _meet() -> Tensor:
     """A barrier. On a CPU tensor, whichever devices the group serves."""
-    dist.all_reduce(torch.zeros(1))
+    met = torch.zeros(1)
+    dist.all_reduce(met)
+    return met

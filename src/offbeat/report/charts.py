@@ -102,7 +102,7 @@ def wire(runs: Sequence[Recording]) -> Figure | None:
 
 
 def _loss(runs: Sequence[Recording], x: Callable[[Point], float], x_title: str) -> Figure | None:
-    figure = _lines(runs, "loss", x, x_title, "training loss")
+    figure = _lines(runs, "loss", x, x_title, "training loss", smooth=True)
     if figure is not None and all(y > 0 for line in figure.data for y in line.y):
         figure.update_yaxes(type="log", tickformat="~g", dtick="D2")
     return figure
@@ -125,6 +125,17 @@ def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
     ]
 
 
+def smoothed(points: Sequence[Point]) -> list[Point]:
+    """Each value as the mean of those before it, over a twentieth of the run."""
+    good = [p for p in points if math.isfinite(p.value)]
+    width = max(len(good) // 20, 1)
+    means, total = [], 0.0
+    for k, p in enumerate(good):
+        total += p.value - (good[k - width].value if k >= width else 0.0)
+        means.append(p._replace(value=total / min(k + 1, width)))
+    return means
+
+
 def _lines(
     runs: Sequence[Recording],
     name: str,
@@ -133,11 +144,13 @@ def _lines(
     y_title: str,
     least: float = -math.inf,
     shape: str = "linear",
+    smooth: bool = False,
 ) -> Figure | None:
     go = graph_objects()
     figure = _figure(x_title, y_title)
     for number, run in _with(runs, lambda r: bool(r.trace.series.get(name))):
-        points = [p for p in thinned(run.trace.series[name]) if p.value > least]
+        series = run.trace.series[name]
+        points = [p for p in thinned(smoothed(series) if smooth else series) if p.value > least]
         if not points:
             continue
         every = max(len(points) // 8, 1)  # a marker now and then tells lines apart, one at each point would hide them

@@ -176,5 +176,5 @@
   dark.addEventListener("change", repaint);
   addEventListener("beforeprint", () => { printing = true; repaint(); });
   addEventListener("afterprint", () => { printing = false; repaint(); });
-  document.documentElement.dataset.ready = "yes";
+  document.documentElement.dataset.ready = Math.round(performance.now()); // ms since the page was asked for
 })();

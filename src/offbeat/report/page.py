@@ -83,7 +83,7 @@ def _body(story: Story, shown: set[str], timeline: bool) -> str:
         parts.append(_section("Which worker is slow?", slow))
     parts.append(
         _pair(
-            _chart("loss-time", "Loss against time", "", shown),
+            _chart("loss-time", "Loss against time", "Running mean over a twentieth of the run.", shown),
             _chart("loss-samples", "Loss against samples", "Lower at equal samples: learns more from each.", shown),
         )
     )

@@ -26,15 +26,15 @@ def events(recordings: Sequence[Recording]) -> Iterator[Event]:
         trace, record = recording.trace, recording.record
         yield _named("process_name", number, 0, record.label)
         for rank in range(record.workers):
-            yield _named("thread_name", number, rank, f"rank {rank}")
-            yield {"ph": "M", "name": "thread_sort_index", "pid": number, "tid": rank, "args": {"sort_index": rank}}
+            yield _named("thread_name", number, _thread(rank), f"rank {rank}")
+            yield {**_named("thread_sort_index", number, _thread(rank), ""), "args": {"sort_index": rank}}
         for span in trace.spans:
             yield {
                 "ph": "X",
                 "name": span.doing,
                 "cat": "worker",
                 "pid": number,
-                "tid": span.rank,
+                "tid": _thread(span.rank),
                 "ts": _us(span.start_s),
                 "dur": _us(span.end_s - span.start_s),
                 "args": {"step": span.step},
@@ -47,6 +47,7 @@ def events(recordings: Sequence[Recording]) -> Iterator[Event]:
                 if math.isfinite(point.value):
                     yield {
                         "ph": "C",
+                        "cat": "number",
                         "name": name,
                         "pid": number,
                         "tid": 0,
@@ -65,7 +66,7 @@ def write(path: Path, recordings: Sequence[Recording]) -> None:
 
 
 def _named(what: str, pid: int, tid: int, name: str) -> Event:
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
+    return {"ph": "M", "cat": "__metadata", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
 def _flow(round_: Round, pid: int, flow: int) -> Iterator[Event]:
@@ -82,8 +83,12 @@ def _flow(round_: Round, pid: int, flow: int) -> Iterator[Event]:
     moment = max(_us(round_.end_s) - 1, 0)
     for place, rank in enumerate(members):
         ph = "s" if place == 0 else "f" if place == len(members) - 1 else "t"
-        event = {"ph": ph, "name": "round", "cat": "round", "id": flow, "pid": pid, "tid": rank, "ts": moment}
+        event = {"ph": ph, "name": "round", "cat": "round", "id": flow, "pid": pid, "tid": _thread(rank), "ts": moment}
         yield {**event, "args": args, **({"bp": "e"} if ph == "f" else {})}
+
+
+def _thread(rank: int) -> int:
+    return rank + 1  # number 0 stands for the process itself, or for an idle CPU, in some of the format's readers
 
 
 def _us(seconds: float) -> float:

@@ -52,6 +52,7 @@ class Run:
     model: nn.Module | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     lost: tuple[tuple[int, int], ...] = ()
+    curve: tuple[tuple[float, Mapping[str, float]], ...] = ()
 
     @property
     def wait_fraction(self) -> float:
@@ -88,6 +89,7 @@ def simulate(
     parameters: int = 1_000_000,
     spans: bool = False,
     rounds: bool = True,
+    watch_s: float | None = None,
 ) -> Run:
     """Run ``strategy`` on ``workers`` simulated workers, in virtual time.
 
@@ -95,7 +97,8 @@ def simulate(
     together) or ``seconds`` (of virtual time). ``compute_s`` is a step's computation, ``delays`` come on top, before
     it: numbers, distributions (``ob.delays``) or functions of (step, rank). ``task=None`` simulates time alone, with a
     model of ``parameters`` float32 numbers. ``spans`` keeps each worker's timeline in ``run.trace``, and the loss, the
-    spread of the replicas and the period of adaptive averaging over time.
+    spread of the replicas and the period of adaptive averaging over time. ``watch_s`` evaluates the mean of all replicas
+    that often (in virtual time), for ``run.curve``.
     """
     if not isinstance(strategy, Strategy):
         raise TypeError(f"{strategy!r} is not a strategy; use one such as ob.local_sgd(period=8)")
@@ -129,6 +132,10 @@ def simulate(
     if observer is not None:
         observer.now = lambda: float(world.env.now)
         observer.step = lambda rank: world.workers[rank].taken - 1
+    curve: list[tuple[float, Mapping[str, float]]] = []
+    if watch_s is not None and fleet is not None and task is not None and task.evaluate is not None:
+        look = task.evaluate
+        world.every(watch_s, lambda now_s: curve.append((now_s, dict(look(fleet.mean_model())))))
     world.run()
     model = _close(fleet, workers) if fleet else None
     if observer is not None and fleet is not None:
@@ -142,6 +149,7 @@ def simulate(
         wait_s=tuple(world.wait_s),
         gradients=tuple(w.taken for w in world.workers),
         wire_bytes=world.bytes_sent,
+        curve=tuple(curve),
         lost=tuple(x for p in world.partials.values() for x in p.lost),
         weights=torch.stack([_flat(retired[rank]) for rank in range(workers)]),
         final=_flat(replicas[0].x),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -196,12 +197,19 @@ class Fleet:
             columns = [tensors[s.name].reshape(len(ranks), -1) for s in layout.slots if s.part == k]
             part[ranks.to(part.device)] = torch.cat(columns, dim=1).to(part.dtype)
 
+    def mean_model(self) -> nn.Module:
+        """The mean of all replicas, as they are now (integer buffers: worker 0's)."""
+        return self._as_module(lambda part: part.mean(dim=0) if part.is_floating_point() else part[0])
+
     def model(self, rank: int) -> nn.Module:
         """Worker ``rank``'s model, by itself."""
+        return self._as_module(lambda part: part[rank])
+
+    def _as_module(self, row: Callable[[Tensor], Tensor]) -> nn.Module:
         module = copy.deepcopy(self.skeleton)
         named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         with torch.no_grad():
             for layout, table in ((self.layout, self.X), (self.floating, self.B), (self.counting, self.N)):
                 for slot in layout.slots:
-                    named[slot.name].copy_(slot.view(table[slot.part][rank]))
+                    named[slot.name].copy_(slot.view(row(table[slot.part])))
         return module

@@ -29,6 +29,7 @@ class Shared:
         self._env, self._network, self._trace, self._arrived = env, network, trace, arrived
         self._y: dict[int, Vec] = {}
         self._changed: dict[int, int] = {}  # how often others' weights came in since the last step began
+        self._noted: dict[int, dict[int, int]] = {}  # the staleness noted for the step under way, if it has met
         self._retired: dict[int, Callable[[Vec], None]] = {}
         self._size = 0
         self._met = 0
@@ -38,6 +39,8 @@ class Shared:
         self._y[me.rank], self._changed[me.rank], self._size = x.clone(), 0, me.size
 
     def add(self, rank: int, delta: Vec) -> Vec:
+        if rank in self._noted:  # others may have come in since the meeting; its own does not count
+            self._noted.pop(rank)[rank] = self._changed[rank] - 1
         self._changed[rank] = 0
         return self._y[rank].add_(delta)
 
@@ -65,7 +68,7 @@ class Shared:
         pending.arrived = True
         if self._trace.keep_rounds:
             waited = {i: self._env.now - pending.asked_s}
-            staleness = {i: self._changed[i], j: self._changed[j]}
+            staleness = self._noted[i] = {i: self._changed[i], j: self._changed[j]}
             self._trace.rounds.append(Round(self._met, i, (i,), staleness, waited, self._env.now))
         self._changed[i] += 1
         self._met += 1

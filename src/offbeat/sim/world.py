@@ -147,6 +147,16 @@ class World:
         """By all workers, in all kinds of exchange."""
         return self.exchanges.bytes_sent + self.shared.bytes_sent + sum(p.bytes_sent for p in self.partials.values())
 
+    def every(self, seconds: float, look: Callable[[float], None]) -> None:
+        """Call ``look`` every so often while anybody still takes steps; it must change nothing."""
+
+        def again(_: object) -> None:
+            if self._done < len(self.workers):
+                look(self.env.now)
+                self.env.timeout(seconds).callbacks.append(again)
+
+        self.env.timeout(seconds).callbacks.append(again)
+
     def _resume(self, worker: Worker, answer: object) -> None:
         send, answers = worker.coroutine.send, self._answer
         try:

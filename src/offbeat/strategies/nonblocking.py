@@ -101,13 +101,14 @@ def nonblocking(
         graph = None if over in ("allreduce", "server") else schedule(over, me, budget)
         news = Underway(me, topology.everyone(P)(0), None)  # along a graph, the tally of a round comes a round later
         await news.resume()
+        first = me.t  # its times are those of warming up
 
         def count(samples: Sequence[int]) -> None:
             mem.used = [a + b for a, b in zip(mem.used, samples, strict=True)]
 
         def learn(tally: Tally) -> None:
-            if stop == "auto":
-                mem.times = [*mem.times, *tally.whole_s][-16 * max(P, 8) :]
+            if stop == "auto" and me.t > first:
+                mem.times = [*mem.times, *tally.whole_s][-8 * max(P, 8) :]
             if micro == "auto":
                 mem.fewest = [*mem.fewest, tally.fewest(mem.n)]
                 if len(mem.fewest) == ROUNDS_TO_ADAPT:

@@ -99,13 +99,13 @@ def wagma(
             elif S > 1:
                 me.x.copy_((mean * float(S) + me.x) / (S + 1.0))
 
-        partial = Channel("wagma", topology.groups(me.size, group), how, average, codec)
+        partial = Channel("wagma", topology.groups(me.size, group), how, average, codec, mine)
         await Open(partial, mine())
         async for t in me.own_steps():
             me.step(await Grad())
             average(await partial.mix(mine(), t))
-        async for got in partial.rest(mine):
-            average([got])
+        async for got in partial.rest(mine):  # one without gradients adopts every result
+            me.x.copy_(got.value if codec is None else mem.anchor + got.value)
 
     async def correct(me: Replica) -> None:
         start = me.recall(anchor=me.x.clone() if codec else None).anchor

@@ -1,0 +1,219 @@
+"""Speed and size of the core: the simulator, `allreduce` beside torch's DDP, `dasgd`'s hiding, `attach`'s overhead, memory.
+
+    python benchmarks/core.py [--json FILE] [--repeats 5] [--only simulator,ddp,dasgd,attach,memory]
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch.distributed as dist
+from harness import Report, arguments, median, run_workers, spread, together
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import offbeat as ob
+
+
+def network(width: int, depth: int) -> nn.Module:
+    layers: list[nn.Module] = []
+    for _ in range(depth):
+        layers += [nn.Linear(width, width), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(width, 10))
+
+
+def simulator(report: Report) -> None:
+    for workers, steps, limit in ((1024, 1000, 20.0), (512, 1000, None), (1024, 500, None)):
+        start = time.process_time()
+        ob.simulate(ob.allreduce(), None, workers=workers, steps=steps, delays=ob.delays.random(ranks=2, seconds=0.32))
+        took = time.process_time() - start
+        figure = f"{took:.1f} s, {took / workers / steps * 1e6:.1f} µs a worker-step"
+        met = None if limit is None else took < limit
+        report.row(f"time only, {workers} × {steps}, allreduce", figure, f"under {limit:.0f} s" if limit else "", met)
+    for name in ("local_sgd", "dasgd", "eager", "wagma", "dpsgd"):
+        start = time.process_time()
+        ob.simulate(ob.strategy(name), None, workers=1024, steps=100, delays=ob.delays.random(ranks=2, seconds=0.32))
+        took = time.process_time() - start
+        report.row(f"time only, 1024 × 100, {name}", f"{took / 1024 / 100 * 1e6:.1f} µs a worker-step")
+    for name in ("allreduce", "local_sgd", "eager", "wagma"):
+        start = time.process_time()
+        ob.simulate(ob.strategy(name), ob.tasks.digits(), workers=64, steps=200)
+        took = time.process_time() - start
+        report.row(f"gradients, digits, 64 × 200, {name}", f"{took:.1f} s", "under 30 s", took < 30)
+
+
+def _train(model: nn.Module, optimizer: torch.optim.Optimizer, data: torch.Tensor, steps: int) -> float:
+    start = together()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(data).square().mean().backward()
+        optimizer.step()
+    return (time.perf_counter() - start) / steps
+
+
+def _ddp_job(rank: int, repeats: int, steps: int, width: int, depth: int) -> list[tuple[float, float]]:
+    torch.manual_seed(0)
+    theirs = DistributedDataParallel(network(width, depth))
+    their_optimizer = torch.optim.SGD(theirs.parameters(), lr=1e-3)
+    ours = network(width, depth)
+    our_optimizer = ob.attach(torch.optim.SGD(ours.parameters(), lr=1e-3), ours, ob.allreduce())
+    data = torch.randn(64, width)
+    _train(theirs, their_optimizer, data, 5), _train(ours, our_optimizer, data, 5)
+    pairs = []
+    for k in range(repeats):
+        if k % 2:  # whoever goes first must not matter
+            b = _train(ours, our_optimizer, data, steps)
+            a = _train(theirs, their_optimizer, data, steps)
+        else:
+            a = _train(theirs, their_optimizer, data, steps)
+            b = _train(ours, our_optimizer, data, steps)
+        pairs.append((a, b))
+    our_optimizer.finish()
+    return pairs
+
+
+def ddp(report: Report, repeats: int) -> None:
+    for width, depth, steps in ((512, 4, 30), (1024, 8, 10)):
+        pairs = run_workers(4, _ddp_job, max(repeats, 7), steps, width, depth)[0]
+        ratios = [b / a for a, b in pairs]
+        size = sum(p.numel() for p in network(width, depth).parameters())
+        report.row(
+            f"4 processes, {size / 1e6:.1f}M parameters: allreduce / DDP",
+            f"{spread(ratios)}, DDP {median([a for a, _ in pairs]) * 1e3:.1f} ms",
+            "within 5 % (≤ 1.05)",
+            median(ratios) <= 1.05,
+            pairs=pairs,
+        )
+
+
+def _dasgd_job(rank: int, steps: int, step_s: float) -> tuple[float, float]:
+    model = network(512, 4)
+    optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=1e-3), model, ob.dasgd(period=4, delay=2))
+    size = sum(p.numel() for p in model.parameters())
+    data = torch.randn(8, 512)
+    for _ in range(8):
+        optimizer.zero_grad()
+        model(data).square().mean().backward()
+        optimizer.step()
+    before = optimizer.wait_s
+    together()
+    for _ in range(steps):
+        time.sleep(step_s)  # computation that needs no core: four workers share two
+        optimizer.zero_grad()
+        model(data).square().mean().backward()
+        optimizer.step()
+    waited = optimizer.wait_s - before
+    optimizer.finish()
+    tensor = torch.randn(size)
+    times = []
+    for _ in range(10):
+        start = together()
+        dist.all_reduce(tensor)
+        times.append(time.perf_counter() - start)
+    return waited, median(times) * (steps // 4)
+
+
+def dasgd(report: Report, repeats: int) -> None:
+    shares = []
+    for _ in range(repeats):
+        answers = run_workers(4, _dasgd_job, 80, 0.02)
+        shares.append(sum(w for w, _ in answers) / sum(c for _, c in answers))
+    report.row(
+        "4 processes: dasgd's waiting / its communication time", spread(shares), "under 0.02", median(shares) < 0.02
+    )
+
+
+def _attach_job(rank: int, repeats: int, steps: int, step_s: float) -> list[float]:
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+        start = time.perf_counter()
+        for _ in range(steps):
+            deadline = time.perf_counter() + step_s
+            optimizer.zero_grad()
+            model(data).square().mean().backward()
+            while time.perf_counter() < deadline:  # the rest of a step of 10 ms, before the optimiser's part
+                pass
+            optimizer.step()
+        return (time.perf_counter() - start) / steps
+
+    data = torch.randn(8, 64)
+    plain, attached = network(64, 8), network(64, 8)
+    inner = torch.optim.SGD(plain.parameters(), lr=1e-3)
+    outer = ob.attach(torch.optim.SGD(attached.parameters(), lr=1e-3), attached, ob.local_sgd(period=10**9))
+    loop(plain, inner), loop(attached, outer)
+    shares = []
+    for _ in range(repeats):
+        a, b = loop(plain, inner), loop(attached, outer)
+        shares.append((b - a) / a)
+    outer.finish()
+    return shares
+
+
+def attach(report: Report, repeats: int) -> None:
+    shares = run_workers(2, _attach_job, max(repeats, 7), 100, 0.010)[0]
+    report.row("attach adds to a step of 10 ms (18 tensors)", f"{median(shares):+.2%}", "under 2 %", median(shares) < 0.02)
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def _memory_job(rank: int, name: str) -> float:
+    torch.manual_seed(0)
+    model = nn.Linear(5000, 5000, bias=False)
+    data = torch.randn(2, 5000)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    peak = 0
+
+    def train(steps: int) -> None:
+        nonlocal peak
+        for _ in range(steps):
+            model(data).square().mean().backward()
+            peak = max(peak, _resident())
+            optimizer.step()
+            peak = max(peak, _resident())
+            optimizer.zero_grad()
+
+    train(3)
+    plain, peak = peak, 0
+    if name != "none":
+        optimizer = ob.attach(optimizer, model, ob.strategy(name, **({"period": 2} if "sgd" in name else {})))
+    train(9)
+    if isinstance(optimizer, ob.Attached):
+        optimizer.finish()
+    return (peak - plain) / (25e6 * 4)
+
+
+def memory(report: Report) -> None:
+    none = max(run_workers(2, _memory_job, "none"))
+    report.row("memory over plain training: nothing attached", f"{none:+.2f} copies of the weights")
+    for name, most in (("allreduce", 1.0), ("local_sgd", 1.0), ("dasgd", 2.0)):
+        extra = max(run_workers(2, _memory_job, name)) - none
+        report.row(
+            f"memory over plain training: {name}", f"{extra:+.2f} copies of the weights", f"at most {most:.0f}", extra <= most + 0.1
+        )
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--only", default="simulator,ddp,dasgd,attach,memory")
+    chosen = parser.parse_args()
+    report = Report("core", chosen)
+    torch.set_num_threads(1)
+    wanted = chosen.only.split(",")
+    if "simulator" in wanted:
+        simulator(report)
+    if "ddp" in wanted:
+        ddp(report, chosen.repeats)
+    if "dasgd" in wanted:
+        dasgd(report, chosen.repeats)
+    if "attach" in wanted:
+        attach(report, chosen.repeats)
+    if "memory" in wanted:
+        memory(report)
+    report.close()
+
+
+if __name__ == "__main__":
+    main()

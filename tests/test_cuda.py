@@ -1,0 +1,94 @@
+"""Partial rounds of a model on a GPU: trays are pinned host memory, and no snapshot of one is ever torn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import forge
+import pytest
+import torch
+from forge import Job
+from partial_jobs import AT_MOST, Flow, Seen
+
+from offbeat.live.staging import Staging
+from offbeat.vector import Vec
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
+]
+
+SIZE, BATCHES = 3, (9, 0, 12)
+EXACT = ("first", "majority", "late", "bounded", "every step, late", "wagma, late", "wagma, correct", "ad_psgd")
+NAMES = (*EXACT, "coded", "wagma", "wagma, every step", "wagma, coded", "latest")
+FLOWS = ((1_000, 30), (3_000_000, 30))
+PLAN = {
+    "cases": Job("partial_jobs", "all_cases", SIZE, (SIZE, NAMES, BATCHES, "cuda"), timeout_s=120),
+    "flows": Job("partial_jobs", "stress", SIZE, (FLOWS, "cuda"), timeout_s=120),
+}
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, list[Any]]:
+    return {name: forge.values(out) for name, out in zip(PLAN, forge.run(list(PLAN.values())), strict=True)}
+
+
+def slow_ones(numbers: int) -> torch.Tensor:
+    """Queues much work, at the end of which all elements become 1; the host is far ahead of it."""
+    x, factor = torch.zeros(numbers, device="cuda"), torch.randn(4096, 4096, device="cuda")
+    product = factor
+    for _ in range(60):
+        product = (product @ factor).clamp_(-1, 1)
+    x += product[0, 0] * 0 + 1
+    return x
+
+
+def test_what_is_staged_is_complete_though_the_device_was_far_behind() -> None:
+    slow_ones(10)
+    torch.cuda.synchronize()
+    for numbers in (1, 1_000, 20_000_000):
+        x = slow_ones(numbers)
+        assert not torch.cuda.current_stream().query(), "the device is still busy, or this shows nothing"
+        host = Staging(Vec([x])).down(Vec([x])).parts[0]
+        x.fill_(7.0)
+        assert host.is_pinned()
+        assert bool((host == 1).all())
+
+
+def test_half_precision_is_staged_in_a_dtype_that_can_be_summed() -> None:
+    x = Vec([torch.full((100,), 1.5, device="cuda", dtype=torch.bfloat16), torch.ones(3, device="cuda").double()])
+    down = Staging(x).down(x)
+    assert [p.dtype for p in down.parts] == [torch.float32, torch.float64]
+    assert [p.device.type for p in Staging(x).up(down).parts] == ["cuda", "cuda"]
+
+
+def test_a_result_on_its_way_up_keeps_its_values_though_its_host_memory_is_used_again() -> None:
+    staging = Staging(Vec([torch.zeros(1, device="cuda")]))
+    slow_ones(10)
+    host = torch.ones(20_000_000)
+    up = staging.up(Vec([host])).parts[0]
+    host.fill_(7.0)
+    assert bool((up == 1).all())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_on_a_gpu_ends_with_equal_replicas_and_leaves_nothing_behind(told: Any, name: str) -> None:
+    everyone: list[Seen] = [out[name] for out in told["cases"]]
+    assert all(torch.equal(one.final, everyone[0].final) for one in everyone)
+    assert [(one.threads, one.sockets) for one in everyone] == [([], 0)] * SIZE
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_every_sample_is_applied_exactly_once_on_a_gpu(told: Any, name: str) -> None:
+    slots = (told["cases"][0][name].final * SIZE).reshape(SIZE, AT_MOST)
+    for rank, steps in enumerate(BATCHES):
+        assert torch.allclose(slots[rank, :steps], torch.ones(steps, dtype=torch.float64), rtol=0, atol=1e-9)
+        assert not slots[rank, steps:].any()
+
+
+@pytest.mark.parametrize("number", range(len(FLOWS)))
+def test_no_message_from_a_gpu_is_torn(told: Any, number: int) -> None:
+    flows: list[Flow] = [out[number] for out in told["flows"]]
+    assert all(flow.torn == 0 and flow.results == flows[0].results for flow in flows)
+    given, got = sum(flow.deposited for flow in flows), SIZE * sum(flows[0].results.values())
+    assert abs(got - given) < 1e-5 * given

@@ -1,0 +1,99 @@
+"""The door of the hub: strangers do no harm, and clerks are let in whoever else stands there."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from offbeat import waiting
+from offbeat.live.hub import HELLO, MOST_STRANGERS, Frame, Hub, Word, connect, read_frame
+from offbeat.rounds import Referee, Rules
+
+TOKEN = bytes(range(16))
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    hub = Hub(Referee(Rules(waiting.first, "carry"), 2, 0), "127.0.0.1", TOKEN)
+    yield hub
+    hub.abandon()
+
+
+def knock(hub: Hub, says: bytes = b"") -> socket.socket:
+    stranger = socket.create_connection(("127.0.0.1", hub.port), timeout=5)
+    stranger.sendall(says)
+    return stranger
+
+
+def is_sent_away(stranger: socket.socket) -> bool:
+    with stranger:
+        try:
+            return stranger.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+
+def one_round(hub: Hub) -> float:
+    """Both clerks come and rank 1 arrives; the seconds until both have heard "go"."""
+    start = time.monotonic()
+    clerks = [connect("127.0.0.1", hub.port, TOKEN, rank) for rank in (0, 1)]
+    clerks[1].sendall(Frame(Word.ARRIVED, 1, 0, 0).pack())
+    for clerk in clerks:
+        clerk.settimeout(20)
+        assert read_frame(clerk) == Frame(Word.GO, 0, 0, 1)
+    took_s = time.monotonic() - start
+    for clerk in clerks:
+        clerk.close()
+    return took_s
+
+
+def test_strangers_who_say_nothing_delay_nobody(hub: Hub) -> None:
+    strangers = [knock(hub) for _ in range(20)] + [knock(hub, b"\0") for _ in range(20)]
+    assert one_round(hub) < 5
+    assert all(is_sent_away(stranger) for stranger in strangers)
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"\xff" * 5000,
+        HELLO.pack(b"x" * 16, 0),
+        HELLO.pack(TOKEN, 2),
+    ],
+    ids=["a browser", "noise", "a wrong token", "a rank that is not there"],
+)
+def test_who_says_something_else_is_sent_away_and_delays_nobody(hub: Hub, says: bytes) -> None:
+    assert is_sent_away(knock(hub, says))
+    assert one_round(hub) < 5
+
+
+def test_a_rank_comes_only_once(hub: Hub) -> None:
+    first = connect("127.0.0.1", hub.port, TOKEN, 0)
+    assert is_sent_away(knock(hub, HELLO.pack(TOKEN, 0)))
+    first.close()
+
+
+def test_the_oldest_of_too_many_strangers_is_sent_away(hub: Hub) -> None:
+    strangers = [knock(hub) for _ in range(MOST_STRANGERS + 1)]
+    assert is_sent_away(strangers[0])
+    assert one_round(hub) < 5
+    assert all(is_sent_away(stranger) for stranger in strangers[1:])
+
+
+def test_the_door_is_shut_when_all_have_come(hub: Hub) -> None:
+    one_round(hub)
+    with pytest.raises(ConnectionRefusedError):
+        knock(hub)
+
+
+def test_a_hub_that_is_given_up_hangs_up_on_everybody() -> None:
+    hub = Hub(Referee(Rules(waiting.first, "carry"), 3, 0), "127.0.0.1", TOKEN)
+    clerk, stranger = connect("127.0.0.1", hub.port, TOKEN, 0), knock(hub)
+    hub.abandon()
+    assert read_frame(clerk) is None
+    assert is_sent_away(stranger)
+    clerk.close()

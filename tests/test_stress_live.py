@@ -1,0 +1,67 @@
+"""Many rounds of every size between six processes, and what a straggler costs the others.
+
+``OFFBEAT_STRESS=full`` runs the long version: 2,000 rounds and more, with messages of up to 10⁷ numbers.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import forge
+import pytest
+from forge import Job
+from partial_jobs import NEVER, Flow
+
+pytestmark = pytest.mark.live
+
+SIZE = 6
+FULL = os.environ.get("OFFBEAT_STRESS") == "full"
+FLOWS = (
+    ((1, 700), (1_000, 700), (100_000, 500), (1_000_000, 150), (10_000_000, 30))
+    if FULL
+    else ((1, 25), (1_000, 25), (100_000, 20), (1_000_000, 8))
+)  # (numbers in a message, steps of each worker)
+STRAGGLERS = ("none", "sleeps")
+PLAN: dict[str, Job] = {
+    "flows": Job("partial_jobs", "stress", SIZE, (FLOWS,), timeout_s=400 if FULL else 90),
+    "straggler": Job("partial_jobs", "beside_a_straggler", 3, ([*NEVER], STRAGGLERS, 60, 10_000, 0.02), timeout_s=120),
+}
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, list[Any]]:
+    return {name: forge.values(out) for name, out in zip(PLAN, forge.run(list(PLAN.values())), strict=True)}
+
+
+@pytest.mark.parametrize("number", range(len(FLOWS)), ids=[str(numbers) for numbers, _ in FLOWS])
+def test_no_message_is_torn_and_all_see_the_same_results(told: Any, number: int) -> None:
+    flows: list[Flow] = [out[number] for out in told["flows"]]
+    assert all(flow.torn == 0 for flow in flows)
+    assert all(flow.results == flows[0].results for flow in flows)
+    assert list(flows[0].results) == list(range(len(flows[0].results)))
+    assert len(flows[0].results) >= FLOWS[number][1]
+
+
+@pytest.mark.parametrize("number", range(len(FLOWS)), ids=[str(numbers) for numbers, _ in FLOWS])
+def test_the_results_add_up_to_what_was_deposited(told: Any, number: int) -> None:
+    flows: list[Flow] = [out[number] for out in told["flows"]]
+    given, got = sum(flow.deposited for flow in flows), SIZE * sum(flows[0].results.values())
+    assert abs(got - given) < 1e-5 * given
+
+
+def test_memory_is_flat(told: Any) -> None:
+    for out in told["flows"]:
+        for flow in out:
+            # Of the trays and results that are there at a moment there may be a few more or a few less.
+            few = 40 * 4 * flow.numbers
+            assert flow.end_bytes < 1.05 * flow.warm_bytes + few
+
+
+@pytest.mark.parametrize("name", NEVER)
+def test_a_worker_that_sleeps_two_seconds_a_step_slows_nobody(told: Any, name: str) -> None:
+    for rank in (0, 2):
+        alone, beside = (told["straggler"][rank][name, how] for how in STRAGGLERS)
+        assert beside < 1.3 * alone
+    slow = told["straggler"][1][name, "sleeps"]
+    assert slow > 2.0
