@@ -1,6 +1,6 @@
-"""Speed and size of the core: the simulator, `allreduce` beside torch's DDP, `dasgd`'s hiding, `attach`'s overhead, memory.
+"""Speed and size of the core: the simulator, `allreduce` beside DDP, what `dasgd` hides, `attach`'s overhead, memory.
 
-    python benchmarks/core.py [--json FILE] [--repeats 5] [--only simulator,ddp,dasgd,attach,memory]
+python benchmarks/core.py [--json FILE] [--repeats 5] [--only simulator,ddp,dasgd,attach,memory]
 """
 
 from __future__ import annotations
@@ -151,7 +151,8 @@ def _attach_job(rank: int, repeats: int, steps: int, step_s: float) -> list[floa
 
 def attach(report: Report, repeats: int) -> None:
     shares = run_workers(2, _attach_job, max(repeats, 7), 100, 0.010)[0]
-    report.row("attach adds to a step of 10 ms (18 tensors)", f"{median(shares):+.2%}", "under 2 %", median(shares) < 0.02)
+    more = median(shares)
+    report.row("attach adds to a step of 10 ms (18 tensors)", f"{more:+.2%}", "under 2 %", more < 0.02)
 
 
 def _resident() -> int:
@@ -190,9 +191,8 @@ def memory(report: Report) -> None:
     report.row("memory over plain training: nothing attached", f"{none:+.2f} copies of the weights")
     for name, most in (("allreduce", 1.0), ("local_sgd", 1.0), ("dasgd", 2.0)):
         extra = max(run_workers(2, _memory_job, name)) - none
-        report.row(
-            f"memory over plain training: {name}", f"{extra:+.2f} copies of the weights", f"at most {most:.0f}", extra <= most + 0.1
-        )
+        figure = f"{extra:+.2f} copies of the weights"
+        report.row(f"memory over plain training: {name}", figure, f"at most {most:.0f}", extra <= most + 0.1)
 
 
 def main() -> None:

@@ -69,7 +69,8 @@ class Report:
 
     @staticmethod
     def _machine() -> str:
-        return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}"
+        python = platform.python_version()
+        return f"{os.cpu_count()} cores, {platform.machine()}, Python {python}, torch {torch.__version__}"
 
     def row(self, what: str, figure: str, target: str = "", met: bool | None = None, **raw: object) -> None:
         mark = {True: "met", False: "MISSED", None: ""}[met]

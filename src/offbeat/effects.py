@@ -129,7 +129,7 @@ class Channel:
 
     Round v averages within my block of ``whom(v)``. A worker that is still computing is answered for by its clerk:
     with the gradients it still owes (``rules.absent`` "carry"; "drop" loses what is late), divided by all workers; or
-    with its last weights ("last"), divided by the block; or with weights that follow the rounds while it computes and to
+    with its last weights ("last"), divided by the block; or with weights that follow the rounds while it computes, to
     which it adds its steps ("shared"), so that nothing is ever lost from the mean.
 
         partial.apply(await partial.mix(await Grad(), t))

@@ -97,7 +97,8 @@ class Tray:
 
         So the sum over all workers changes only by what they add, whoever was late.
         """
-        assert self.value is not None and sent.value is not None, "shared weights are there from the beginning"
+        assert self.value is not None, "shared weights are there from the beginning"
+        assert sent.value is not None, "and so they are in every snapshot"
         if self.deposits == sent.deposits:
             self.value.copy_(mean)
         else:

@@ -97,8 +97,8 @@ def simulate(
     together) or ``seconds`` (of virtual time). ``compute_s`` is a step's computation, ``delays`` come on top, before
     it: numbers, distributions (``ob.delays``) or functions of (step, rank). ``task=None`` simulates time alone, with a
     model of ``parameters`` float32 numbers. ``spans`` keeps each worker's timeline in ``run.trace``, and the loss, the
-    spread of the replicas and the period of adaptive averaging over time. ``watch_s`` evaluates the mean of all replicas
-    that often (in virtual time), for ``run.curve``.
+    spread of the replicas and the period of adaptive averaging over time. ``watch_s`` evaluates the mean of all
+    replicas that often (in virtual time), for ``run.curve``.
     """
     if not isinstance(strategy, Strategy):
         raise TypeError(f"{strategy!r} is not a strategy; use one such as ob.local_sgd(period=8)")
