@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import inspect
 import math
@@ -19,6 +20,7 @@ from offbeat import matchings, topology
 from offbeat.effects import Begin, Finish, Grad, GradMix, Mix, Next, Ticket, Turn
 from offbeat.merging import coded, mean, weighted
 from offbeat.replica import Replica
+from offbeat.strategy import Strategy
 from offbeat.vector import Vec
 
 TASK = ob.tasks.regression(dimension=5, batch=2)
@@ -335,3 +337,14 @@ def test_a_checkpoint_catches_something_under_way():
     """Otherwise the test above would prove little."""
     for name, stop in (("dasgd", 5), ("dasgd correct", 5), ("diloco overlap", 5), ("streaming", 5)):
         assert Lockstep(ALL[name], 4).run(until=stop).memory[0].sent is not None, name
+
+
+@pytest.mark.parametrize("seconds", [0, 1])
+def test_awaiting_asyncio_in_a_strategy_gets_a_sentence(seconds: int) -> None:
+    async def body(me: Replica) -> None:
+        async for _ in me.steps():
+            await asyncio.sleep(seconds)
+
+    card = ob.STRATEGIES["allreduce"]
+    with pytest.raises(TypeError, match="is not an Offbeat effect; await one of Next, Grad"):
+        ob.simulate(Strategy(card.paper, card.make, {}, body), None, workers=2, steps=2)

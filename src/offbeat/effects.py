@@ -13,7 +13,8 @@ A runtime drives a coroutine with ``coroutine.send(answer)``; there is no asynci
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, TypeVar
@@ -230,3 +231,14 @@ def not_ours(effect: object) -> TypeError:
     return TypeError(
         f"a strategy awaited {effect!r}, which is not an Offbeat effect; await one of {names} (offbeat.effects)"
     )
+
+
+@contextmanager
+def only_ours() -> Iterator[None]:
+    """asyncio's own awaitables fail before they reach a runtime; say what that means."""
+    try:
+        yield
+    except RuntimeError as error:
+        if str(error) == "no running event loop":
+            raise not_ours("something of asyncio") from error
+        raise

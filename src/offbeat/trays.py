@@ -51,6 +51,7 @@ class Tray:
     pieces: list[Piece] = field(default_factory=list)
     deposits: int = 0
     lost: list[Piece] = field(default_factory=list)
+    spare: list[Vec] = field(default_factory=list)  # memory that nobody reads any more: fresh pages are slow
 
     def deposit(self, x: Vec, piece: Piece) -> None:
         """Add a gradient to what is owed, a step to shared weights, or put newer weights in place of the old ones.
@@ -65,10 +66,15 @@ class Tray:
         if self.absent == "drop":
             self.lost += self.pieces
         if self.value is None:
-            self.value = x.clone()
+            self.value = self._copy(x)
         else:
             self.value.copy_(x)
         self.pieces = [piece]
+
+    def _copy(self, x: Vec | None) -> Vec | None:
+        if x is None or not self.spare:
+            return x.clone() if x is not None else None
+        return self.spare.pop().copy_(x)
 
     def discard(self, piece: Piece) -> None:
         """A gradient that came too late, where late ones are dropped."""
@@ -81,11 +87,11 @@ class Tray:
         ``made_for_it``: whether the newest piece was made for this round (else it is lost where late ones are dropped).
         """
         if self.absent == "last":
-            return Snapshot(self.value.clone() if self.value is not None else None, tuple(self.pieces), self.deposits)
+            return Snapshot(self._copy(self.value), tuple(self.pieces), self.deposits)
         value, pieces = self.value, self.pieces
         self.pieces = []
         if self.absent == "shared":
-            return Snapshot(value.clone() if value is not None else None, tuple(pieces), self.deposits)
+            return Snapshot(self._copy(value), tuple(pieces), self.deposits)
         self.value = None
         if self.absent == "drop" and pieces and not made_for_it:
             self.lost += pieces

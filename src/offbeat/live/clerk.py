@@ -72,6 +72,7 @@ class Clerk:
         self._lock = threading.Condition()
         self._tray, self.place = Tray(channel.rules.absent), Place(channel.rules)
         self._results: dict[int, _Result] = {}
+        self._lent: list[Vec] = []  # results that the strategy may still be reading
         self._failure: BaseException | None = None
         self._flushed = self._finished = False
         self._waits_since: dict[int, float] = {}
@@ -90,6 +91,8 @@ class Clerk:
         bounded = self._channel.rules.bound is not None
         mine, step = self._staging.down(x), step - self._first_step
         with self._lock:
+            # What was handed out before has been read by now (rule 4 of the effects), so its memory is free.
+            self._tray.spare, self._lent = [*self._tray.spare, *self._lent][-2:], []
             self._wait_for(self.place.outstanding + 1 if self.place.must_wait_first() else 0)
             piece = Piece(step, self.place.base)
             position = self.place.arrive(step)
@@ -243,6 +246,7 @@ class Clerk:
         result, late = self._results.pop(version), self._channel.rules.late
         fresh = result.snapshot.deposits >= self._tray.deposits - late
         value = result.value
+        self._lent.append(result.value)
         if self._channel.rules.absent == "shared" and self._tray.value is not None:
             value = self._tray.value.clone()
         return Got(version, self._staging.up(value), fresh, result.full, result.count)

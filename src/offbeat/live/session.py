@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
-from offbeat.effects import Batch, Begin, Effect, Finish, Grad, GradMix, Mix, Next, Turn
+from offbeat.effects import Batch, Begin, Effect, Finish, Grad, GradMix, Mix, Next, Turn, only_ours
 from offbeat.live.desk import Desk
 from offbeat.live.errors import OffbeatError
 from offbeat.live.transport import Sent, Transport
@@ -65,7 +65,8 @@ class Session:
         answer = value
         try:
             while True:
-                effect = self._coroutine.send(answer)
+                with only_ours():
+                    effect = self._coroutine.send(answer)
                 if isinstance(effect, (Next, Grad, GradMix, Batch)):
                     self.asks = effect
                     if isinstance(effect, Next):

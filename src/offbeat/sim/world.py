@@ -34,6 +34,7 @@ from offbeat.effects import (
     Ticket,
     Turn,
     not_ours,
+    only_ours,
 )
 from offbeat.replica import Replica
 from offbeat.sim.exchange import Exchanges, Pending
@@ -132,7 +133,7 @@ class World:
     def run(self) -> None:
         """To the end, or to a sentence that says why there is none."""
         try:
-            with _only_new_garbage():
+            with _only_new_garbage(), only_ours():
                 for worker in self.workers:
                     self._resume(worker, None)
                 self.env.run()
