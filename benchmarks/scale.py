@@ -18,7 +18,7 @@ from harness import Report, arguments, median
 
 import offbeat as ob
 
-RATES = (0.1, 0.2, 0.4, 0.8, 1.6)
+RATES = (0.2, 0.4, 0.8, 1.6, 3.2)
 KINDS = {
     "tail": ob.delays.bimodal(1.0, 4.0, 0.02),
     "lognormal": ob.delays.lognormal(1.0, 0.5),
@@ -39,6 +39,7 @@ RIVALS = {
 OURS = {
     "eager ½, K = 20": ob.eager(wait=0.5, sync="bounded", staleness=20),
     "eager ¼, K = 20": ob.eager(wait=0.25, sync="bounded", staleness=20),
+    "eager ¾, K = 20": ob.eager(wait=0.75, sync="bounded", staleness=20),
     "wagma ½, K = 20": ob.wagma(wait=0.5, sync="bounded", staleness=20),
     "wagma ½, K = 20, correct": ob.wagma(wait=0.5, sync="bounded", staleness=20, merge="correct"),
 }

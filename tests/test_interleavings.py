@@ -153,7 +153,8 @@ def test_thousands_of_random_schedules_of_wagma_end_within_their_bound():
             compute_s=random_times(draw), **random_end(draw),
         )  # fmt: skip
         assert [r.version for r in run.trace.rounds] == list(range(len(run.trace.rounds)))
-        assert all(set(r.staleness) == set(range(workers)) for r in run.trace.rounds)
+        for r in run.trace.rounds:  # last weights always answer; shared ones carry new steps only (late implies them)
+            assert set(r.staleness) <= set(range(workers)) if late else set(r.staleness) == set(range(workers))
         if bound:
             assert all(s <= bound + late for r in run.trace.rounds for s in r.staleness.values()), (seed, str(strategy))
 
@@ -223,10 +224,10 @@ def reference(workers, steps, group, tau, catch_up, quorum, seconds, latency_s, 
     def idle(rank):
         """No gradients any more: adopt every result, answer with what one holds."""
         while True:
-            buffer[rank], stamp[rank] = list(w[rank]), stamp[rank] + 1
             if merged[rank] == have[rank]:
+                buffer[rank], stamp[rank] = list(w[rank]), stamp[rank] + 1
                 return
-            merge(rank, merged[rank])
+            w[rank], merged[rank] = list(outcome[merged[rank], rank][0]), merged[rank] + 1
 
     waits: dict[int, int] = {}
     for rank in everyone:
@@ -261,7 +262,6 @@ def reference(workers, steps, group, tau, catch_up, quorum, seconds, latency_s, 
                     del waits[rank]
                     go_on(rank, now)
                 elif rank not in training:
-                    merge(rank, merged[rank])
                     idle(rank)
             run_blocks(now)
     assert not waits

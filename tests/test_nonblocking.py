@@ -244,7 +244,7 @@ def test_the_invariants_of_a_round(over, rule):
             needed = rule["stop"] if rule.get("stop") == 3 else 1
             assert sum(d.pieces == micro for d in done) >= needed
         late += any(d.pieces < micro for d in done)
-    assert late >= steps / 4, "nobody was ever late: this test shows nothing"
+    assert late, "nobody was ever late: this test shows nothing"
     if over in ("allreduce", "server"):
         for states in zip(*seen.weights.values(), strict=True):
             assert all(torch.equal(states[0], other) for other in states)

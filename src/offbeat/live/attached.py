@@ -7,24 +7,22 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from offbeat.effects import Batch, Done, Grad, GradMix, Next, Turn
+from offbeat.effects import Batch, Done, Next, Turn
 from offbeat.live import checks, state
 from offbeat.live.board import Board
-from offbeat.live.buckets import STEP_MODULUS, Buckets
 from offbeat.live.chronicle import Chronicle, Log, Summary
 from offbeat.live.desk import Desk
 from offbeat.live.equal import equalise, share_beginning
 from offbeat.live.errors import OffbeatError
+from offbeat.live.exchange import Exchange
 from offbeat.live.flat import Flat
-from offbeat.live.gradient import OwnGradient
 from offbeat.live.micro import MicroBatches, Stream, batches
 from offbeat.live.session import Session
 from offbeat.live.transport import Transport
@@ -61,7 +59,7 @@ class Attached(torch.optim.Optimizer):
         self.inner, self.strategy = inner, strategy
         self._flat = Flat(model, inner)
         self._board = board
-        self._max_norm, self._accumulate = max_norm, accumulate
+        self._max_norm = max_norm
         self._on_close = closed
         self._chronicle = Chronicle(log)
         board.agree(checks.facts(self._flat, strategy, accumulate=accumulate, seed=seed, steps=steps))
@@ -80,11 +78,9 @@ class Attached(torch.optim.Optimizer):
         self._desk = Desk(board, patience_s, self._answer_average)
         self._session = Session(strategy, self.me, self._transport, self._desk)
         self._stream = Stream(self._flat, self._ring, self._rung)
-        self._lazy_buckets: Buckets | None = None
-        self._in_step = self._exchanging = self._exchanged = self._callback_waits = False
-        self._backwards = self._exchanges = self._averages = 0
-        self._closed = self._warned = False
-        self._hooks = [p.register_post_accumulate_grad_hook(self._hook(k)) for k, p in enumerate(self._flat.params)]
+        self._averages = 0
+        self._in_step = self._closed = False
+        self._exchange = Exchange(self._flat, self._session, self._transport, accumulate, self._begin)
         atexit.register(self._at_exit)
 
     # What a torch optimiser has.
@@ -105,7 +101,7 @@ class Attached(torch.optim.Optimizer):
         return f"{self.strategy} on rank {self.me.rank} of {self.me.size} over {self.inner!r}"
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        self._forget_backwards()
+        self._exchange.forget_backwards()
         self._stream.forget()
         self.inner.zero_grad(set_to_none)
 
@@ -187,10 +183,10 @@ class Attached(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._begin()
         with torch.no_grad():
-            if not self._in_step:
-                self._begin()
-            self._session.answer(self._gradient())
+            asks = self._session.asks
+            self._session.answer(self._done(asks) if isinstance(asks, Batch) else self._exchange.gradient())
         self._reset_step()
         self._chronicle.stepped(self)
         return loss
@@ -203,9 +199,7 @@ class Attached(torch.optim.Optimizer):
         micro-batch must be the mean over its samples. A micro-batch without a ``backward`` does not count.
         """
         self._refuse_if_closed("micro_batches()")
-        with torch.no_grad():
-            if not self._in_step:
-                self._begin()
+        self._begin()
         asks = self._session.asks
         if not isinstance(asks, Batch):
             raise OffbeatError(f"{self.strategy} takes whole batches; micro_batches() goes with ob.nonblocking()")
@@ -248,7 +242,7 @@ class Attached(torch.optim.Optimizer):
             self._session.start()
             if self._in_step:  # a backward without its step(): the others may have counted on it
                 self._board.reach(self.me.t)
-                if self._exchanges:
+                if self._exchange.was_made:
                     self._session.answer(None)
                 self._idle_turn()
             self._board.post_done(self.me.t)
@@ -267,25 +261,16 @@ class Attached(torch.optim.Optimizer):
 
     # A step: begin (first gradient), backward over, step().
 
-    def _hook(self, slot: int) -> Callable[[Tensor], None]:
-        def arrived(_: Tensor) -> None:
-            if not self._in_step:
-                with torch.no_grad():
-                    self._begin()
-            if self._overlaps:
-                self._collect(slot)
-            elif not self._callback_waits:
-                self._after_backward()
-
-        return arrived
-
     def _begin(self) -> None:
+        if self._in_step:
+            return
         self._refuse_if_closed("backward()")
-        self._flat.adopt()
-        self._session.start()
-        if isinstance(self._session.asks, Next):
-            self._session.turn(Turn.WORK)
-        self._hang_bell()
+        with torch.no_grad():
+            self._flat.adopt()
+            self._session.start()
+            if isinstance(self._session.asks, Next):
+                self._session.turn(Turn.WORK)
+            self._hang_bell()
         self._in_step = True
 
     def _hang_bell(self) -> None:
@@ -294,82 +279,13 @@ class Attached(torch.optim.Optimizer):
             self._board.reach(self.me.t)  # so that those without data come here, too: the bell is hung by all
             self._desk.hang_bell()
 
-    @property
-    def _overlaps(self) -> bool:
-        asks = self._session.asks
-        return self.me.size > 1 and isinstance(asks, GradMix) and asks.codec is None
-
-    @property
-    def _start(self) -> Callable[[Tensor], dist.Work | None]:
-        """Starts the sum of a bucket among those whom the strategy asks for."""
-        asks = self._session.asks
-        assert isinstance(asks, GradMix)
-        return partial(self._transport.all_reduce, ranks=self._block(asks))
-
-    def _block(self, asks: GradMix) -> tuple[int, ...]:
-        ranks = asks.W.block(self.me.rank)
-        if ranks is None:
-            raise ValueError(f"gradients are averaged among whole groups, not along {asks.W}")
-        return ranks
-
-    @property
-    def _buckets(self) -> Buckets:
-        if self._lazy_buckets is None:
-            self._lazy_buckets = Buckets(self._flat)
-        return self._lazy_buckets
-
-    def _collect(self, slot: int) -> None:
-        if self._exchanged and not self._callback_waits and not self._buckets.holds(slot):
-            self._forget_backwards()  # model.zero_grad(): the backward before was given up, as GradScaler does
-        self._buckets.collect(slot)
-        if self._backwards >= self._accumulate - 1:
-            if not self._exchanging:
-                self._exchanging = True
-                self._buckets.begin()
-            self._buckets.arrived(slot, self._start)
-        if not self._callback_waits:
-            self._after_backward()
-
-    def _after_backward(self) -> None:
-        self._callback_waits = True
-        torch.autograd.Variable._execution_engine.queue_callback(self._backward_over)
-
-    def _backward_over(self) -> None:
-        self._callback_waits = False
-        self._backwards += 1
-        if self._exchanging:
-            if self._exchanged:
-                self._warn_accumulate()
-            with torch.no_grad():
-                self._exchange(active=True)
-
-    def _exchange(self, active: bool) -> int:
-        """Sum what backward left, and divide. What was averaged before stays so: the mean of equal numbers."""
-        t = self.me.t
-        self._session.next_seq()
-        works = self._buckets.finish(self._start, t, active)
-        self._transport.waiter.wait(works, f"the gradients of step {t}")
-        count, step = self._buckets.settle(t, active)
-        self._exchanging, self._exchanged = False, True
-        self._exchanges += 1
-        if not active and count and step == (t - 1) % STEP_MODULUS:
-            self._buckets.begin()  # the others exchanged the step before once more (see accumulate)
-            return self._exchange(active)
-        return count
-
     def _done(self, asks: Batch) -> Done:
         if self._stream.used:
             return self._stream.done()
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                "nonblocking got a whole batch as one micro-batch, so nobody can stop early; "
-                "write: for micro in optimizer.micro_batches(batch): loss_fn(model(micro)).backward()",
-                stacklevel=4,
-            )
+        done = self._exchange.whole_batch(asks)
         if asks.stop.workers is not None:
             self._ring(asks.r, asks.stop.workers)
-        return Done(OwnGradient(self._flat), 1, asks.micro)
+        return done
 
     def _ring(self, r: int, workers: int) -> None:
         if self.me.size > 1:
@@ -394,60 +310,16 @@ class Attached(torch.optim.Optimizer):
                 stacklevel=3,
             )
 
-    def _gradient(self) -> Vec | Done | None:
-        asks = self._session.asks
-        if isinstance(asks, Batch):
-            return self._done(asks)
-        if isinstance(asks, GradMix) and asks.codec is not None:
-            return self._coded_gradient(asks, active=True)
-        if not self._overlaps:
-            assert isinstance(asks, (Grad, GradMix))
-            return OwnGradient(self._flat)
-        if not self._exchanged:
-            if self._backwards:
-                self._warn_accumulate()
-            self._buckets.begin()
-            self._exchange(active=True)
-        return self._buckets.g
-
-    def _coded_gradient(self, asks: GradMix, active: bool) -> Vec | None:
-        assert asks.codec is not None
-        own = OwnGradient(self._flat) if active else None
-        present = torch.tensor([active and p.grad is not None for p in self._flat.params], dtype=torch.uint8)
-        key = (self.me.seed, self._session.next_seq())
-        mean, counts = self._transport.coded_gradients(own, present, self._flat.x, asks.codec, self._block(asks), key)
-        if mean is None:
-            return None
-        self._buckets.g.copy_(mean)
-        self._buckets.present(counts.tolist())
-        return self._buckets.g
-
     def _update(self, g: Vec) -> None:
         """The inner optimiser's step."""
-        if not isinstance(g, OwnGradient) and not (self._lazy_buckets and g is self._lazy_buckets.g):
-            self._buckets.g.copy_(g)
-            self._buckets.present([1.0] * len(self._flat.params))
+        self._exchange.put(g)
         if self._max_norm is not None:
             nn.utils.clip_grad_norm_(self._flat.params, self._max_norm)
         self.inner.step()
 
     def _reset_step(self) -> None:
-        self._in_step = self._exchanging = self._exchanged = False
-        self._backwards = self._exchanges = 0
-
-    def _forget_backwards(self) -> None:
-        """The gradients of this step are thrown away and will be made anew; the step itself stays begun."""
-        if not self._exchanging:
-            self._exchanged, self._backwards = False, 0
-
-    def _warn_accumulate(self) -> None:
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"accumulate={self._accumulate} was declared, but another number of backward() calls came before step: "
-                "the result is right, but the exchange was not overlapped (attach(…, accumulate=N) declares it)",
-                stacklevel=4,
-            )
+        self._in_step = False
+        self._exchange.reset()
 
     # Without data: answering the others.
 
@@ -476,14 +348,7 @@ class Attached(torch.optim.Optimizer):
         self._session.idle = True
         self._hang_bell()
         while not isinstance(asks := self._session.asks, Next) and asks is not None:
-            if self._overlaps:
-                self._buckets.begin()
-                count = self._exchange(active=False)
-                self._session.answer(self._buckets.g if count else None)
-            elif isinstance(asks, GradMix) and asks.codec is not None:
-                self._session.answer(self._coded_gradient(asks, active=False))
-            else:
-                self._session.answer(None)
+            self._session.answer(self._exchange.without_own())
         self._reset_step()
 
     # Beginning and ending.
@@ -507,8 +372,7 @@ class Attached(torch.optim.Optimizer):
     def _release(self) -> None:
         self._closed = True
         atexit.unregister(self._at_exit)
-        for hook in self._hooks:
-            hook.remove()
+        self._exchange.release()
 
     def _abandon(self, message: str) -> None:
         """Leave without waiting for anybody, and tell the others why."""

@@ -45,13 +45,13 @@ PAPER = Paper(
         merge="mean, or (S·mean + own)/(S + 1) if late",
     ),
     helps="stragglers that change from step to step, at scale",
-    hurts="the mean is not preserved when someone is late; a large τ lets replicas drift",
+    hurts="with merge='paper' the mean is not preserved when someone is late; a large τ lets replicas drift",
     laws=(
         "group = P, nobody late, plain SGD: equals allreduce",
         "group = 1: local SGD with period τ",
         "nobody late: exact consensus after ⌈log_S P⌉ gradient-free rounds",
     ),
-    departures="groups for every P; global rounds and the staleness bound are ours",
+    departures="groups for every P; global rounds, the staleness bound and merge='correct' are ours",
     confidence="S = √P and τ = 10 from the released code; the S + 1 rule from memory, supported by it",
 )
 
@@ -105,7 +105,8 @@ def wagma(
             me.step(await Grad())
             average(await partial.mix(mine(), t))
         async for got in partial.rest(mine):  # one without gradients adopts every result
-            me.x.copy_(got.value if codec is None else mem.anchor + got.value)
+            if got.count > 1:  # a group of one would give it back its own older weights
+                me.x.copy_(got.value if codec is None else mem.anchor + got.value)
 
     async def correct(me: Replica) -> None:
         start = me.recall(anchor=me.x.clone() if codec else None).anchor
