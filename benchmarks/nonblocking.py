@@ -39,7 +39,7 @@ class Worker:
 
     def __init__(self, rank: int, sample_s: float) -> None:
         self.task = ob.tasks.digits(batch=ROWS, hidden=16, lr=0.3)
-        self.rank, self._sample_s, self._backward_s = rank, sample_s, 0.0
+        self.rank, self._sample_s, self._backward_s = rank, sample_s, 0.001
         self._due_s = 0.0
         self._fixed = [torch.cat(parts) for parts in zip(*(self.task.take(97, k) for k in range(8)), strict=True)]
         self.model = self.task.build(0)
@@ -52,11 +52,11 @@ class Worker:
         rows = len(batch[-1])
         self._due_s += rows * self._sample_s
         loss = self.task.value(forward, batch)
-        # Before backward, which DDP overlaps with its exchange; what the last one took is part of the computation.
+        # Before backward, in which DDP and allreduce exchange; the least that one took is its own computation.
         time.sleep(max(0.0, self._due_s - self._backward_s - time.perf_counter()))
         start = time.perf_counter()
         loss.backward()
-        self._backward_s = time.perf_counter() - start if forward is self.model else 0.0
+        self._backward_s = min(self._backward_s, time.perf_counter() - start)
         return rows
 
     def data(self) -> Iterator[tuple[torch.Tensor, ...]]:
