@@ -28,7 +28,7 @@ def train(rank: int, strategy: ob.Strategy, steps: int, late_rank: int, log: Any
     inner = torch.optim.SGD(model.parameters(), lr=0.01)
     optimizer = ob.attach(inner, model, strategy, steps=steps, log=log)
     for _ in range(steps):
-        time.sleep(0.03 if rank == late_rank else 0.005)
+        time.sleep(0.1 if rank == late_rank else 0.0)
         optimizer.zero_grad()
         model(torch.ones(2, 4)).square().mean().backward()
         optimizer.step()
@@ -44,12 +44,12 @@ def train_and_log(rank: int) -> tuple[list[tuple[str, float, int]], ob.live.Summ
 
 @pytest.mark.live
 def test_after_finish_every_worker_knows_who_was_slow() -> None:
-    summaries = returned(run_processes(2, train, ob.allreduce(), 20, 1))
+    summaries = returned(run_processes(2, train, ob.allreduce(), 12, 1))
     assert summaries[0].sentences == summaries[1].sentences
     assert "Rank 1 is chronically slow" in str(summaries[0])
-    assert summaries[0].wait_s > 0.2 > summaries[1].wait_s
-    assert (summaries[1].rank, summaries[1].workers, summaries[1].steps) == (1, 2, 20)
-    assert summaries[1].busy_s > 0.6
+    assert summaries[0].wait_s > summaries[1].wait_s
+    assert (summaries[1].rank, summaries[1].workers, summaries[1].steps) == (1, 2, 12)
+    assert summaries[1].busy_s > 1.2  # what it slept
 
 
 @pytest.mark.live
