@@ -67,6 +67,30 @@ def test_with_nobody_late_eager_is_allreduce_bit_for_bit(workers, steps, wait, c
 
 
 @both_ways
+def test_with_nobody_late_nothing_fades(catch_up):
+    run = ob.simulate(ob.eager(stale="fade", catch_up=catch_up), TASK, 5, 7)
+    assert torch.equal(run.weights, ob.simulate(ob.eager(catch_up=catch_up), TASK, 5, 7).weights)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_gradient_that_fades_counts_less_for_every_round_it_has_missed(late):
+    """Rank 1's first step takes 4.5 s, all others 1 s; its first gradient, which is late, is the only one not zero."""
+
+    def one(rank, step, x):
+        return torch.full_like(x, float(rank == 1 and step == 0))
+
+    moved = {}
+    for stale in ("carry", "fade"):
+        strategy = ob.eager(sync_every=None, stale=stale, late=late)
+        how = {"steps": 8, "compute_s": lambda step, rank: 4.5 if rank and not step else 1.0, "network": AT_ONCE}
+        _, seen = watch(strategy, 2, one, lr=1.0, **how)
+        assert torch.equal(seen.last[0], seen.last[1])
+        moved[stale] = seen.last[0]
+    torch.testing.assert_close(moved["carry"], torch.full_like(moved["carry"], -0.5))
+    torch.testing.assert_close(moved["fade"], moved["carry"] / (5.0 - late))  # it has missed 4 rounds
+
+
+@both_ways
 def test_waiting_for_everyone_eager_is_allreduce_whatever_the_delays(catch_up):
     how = {"workers": 5, "steps": 7, "delays": ob.delays.exponential(0.3)}
     run = ob.simulate(ob.eager("everyone", catch_up=catch_up), TASK, **how)

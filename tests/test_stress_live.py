@@ -24,8 +24,8 @@ FLOWS = (
 )  # (numbers in a message, steps of each worker)
 STRAGGLERS = ("none", "sleeps")
 PLAN: dict[str, Job] = {
-    "flows": Job("partial_jobs", "stress", SIZE, (FLOWS,), timeout_s=400 if FULL else 90),
-    "straggler": Job("partial_jobs", "beside_a_straggler", 3, ([*NEVER], STRAGGLERS, 60, 10_000, 0.02), timeout_s=120),
+    "flows": Job("partial_jobs", "stress", SIZE, (FLOWS,), timeout_s=400),
+    "straggler": Job("partial_jobs", "beside_a_straggler", 3, ([*NEVER], STRAGGLERS, 60, 10_000, 0.02), timeout_s=400),
 }
 
 
@@ -60,8 +60,8 @@ def test_memory_is_flat(told: Any) -> None:
 
 @pytest.mark.parametrize("name", NEVER)
 def test_a_worker_that_sleeps_two_seconds_a_step_slows_nobody(told: Any, name: str) -> None:
-    for rank in (0, 2):
+    for rank in (0, 2):  # what it costs them to a few percent is in benchmarks/; if they waited, it would be 2 s
         alone, beside = (told["straggler"][rank][name, how] for how in STRAGGLERS)
-        assert beside < 1.3 * alone
+        assert beside < alone + 0.5
     slow = told["straggler"][1][name, "sleeps"]
     assert slow > 2.0

@@ -26,7 +26,7 @@ class Rules:
 
     ``full_every``: every n-th round is full, all workers stop for it. ``bound``: a round waits for a worker whose next
     contribution would otherwise be older than that. ``late``: how many rounds a result may stay out while its worker
-    goes on computing (0: it waits for it).
+    goes on computing (0: it waits for it). ``fade``: a gradient counts the less, the staler it is.
     """
 
     wait: Wait
@@ -35,6 +35,7 @@ class Rules:
     bound: int | None = None
     catch_up: CatchUp = "current"
     late: int = 0
+    fade: bool = False
 
     @property
     def of_weights(self) -> bool:
@@ -170,6 +171,15 @@ class Place:
             self.outstanding = current
             return current
         return None
+
+    def weight(self) -> float:
+        """What the gradient just made counts: 1 if it is in time, 1 / (1 + the rounds it has missed) where they fade.
+
+        Known when it is deposited, since gradients leave the tray with the next round; one that is under way by then
+        is not counted.
+        """
+        missed = max(0, self.results - self.base - self.rules.late)
+        return 1.0 / (1.0 + missed) if self.rules.fade else 1.0
 
     def made_for(self, version: int, base: int) -> bool:
         """Was the newest deposit, made with ``base``, made for round ``version``? If not, it came too late.

@@ -99,7 +99,8 @@ class Clerk:
             if position is None and self._channel.rules.absent == "drop":
                 self._tray.discard(piece)
             else:
-                self._tray.deposit(mine, piece)
+                weight = self.place.weight()
+                self._tray.deposit(mine if weight == 1.0 else mine * weight, piece)
             needed = self.place.waits_for(position)
             next_base = max(self.place.takes_at_least(step), needed)
         # The deposit is in the tray before anybody is told of it: a round that counts on it finds it.

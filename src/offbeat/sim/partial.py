@@ -75,7 +75,8 @@ class Partial:
         if position is None and self.channel.rules.absent == "drop":
             seat.tray.discard(piece)
         else:
-            seat.tray.deposit(x, piece)
+            weight = place.weight()
+            seat.tray.deposit(x if weight == 1.0 else x * weight, piece)
         needed = place.waits_for(position)
         if position is None:
             self._start(rank, self.referee.passed(rank, piece.base))

@@ -21,7 +21,7 @@ from offbeat.codec import Codec
 from offbeat.effects import Channel, Got, Grad, Open
 from offbeat.paper import Axes, Paper
 from offbeat.replica import Replica
-from offbeat.rounds import CatchUp
+from offbeat.rounds import Absent, CatchUp
 from offbeat.strategies.partial import Sync, rules
 from offbeat.strategy import Strategy, one_of
 from offbeat.waiting import Wait
@@ -49,7 +49,7 @@ PAPER = Paper(
 def eager(
     wait: str | int | float | Wait = "first",
     sync_every: int | None = 33,
-    stale: Literal["carry", "drop"] = "carry",
+    stale: Literal["carry", "drop", "fade"] = "carry",
     apply: Literal["queue", "latest"] = "queue",
     catch_up: CatchUp = "current",
     sync: Sync = "barrier",
@@ -59,12 +59,17 @@ def eager(
 ) -> Strategy:
     """Partial sums of gradients. Round v is full iff (v + 1) mod ``sync_every`` = 0 (``None``: never).
 
+    ``stale``: a late gradient is carried over to the next round and counts in full (``"carry"``, the paper), or as
+    1 / (1 + the rounds it has missed) (``"fade"``), or is lost (``"drop"``).
+
     ``sync="bounded"`` replaces full rounds by a bound: no gradient older than ``staleness`` rounds is ever applied
     (default: ``sync_every``). ``late=1`` hides the round behind the next step's computation.
     """
-    one_of("eager", "stale", stale, ("carry", "drop"))
+    one_of("eager", "stale", stale, ("carry", "drop", "fade"))
     one_of("eager", "apply", apply, ("queue", "latest"))
-    how = rules("eager", waiting.rule(wait), stale, sync_every, "sync_every", catch_up, sync, staleness, late)
+    absent: Absent = "drop" if stale == "drop" else "carry"
+    fade = stale == "fade"
+    how = rules("eager", waiting.rule(wait), absent, sync_every, "sync_every", catch_up, sync, staleness, late, fade)
 
     async def body(me: Replica) -> None:
         def update(results: list[Got]) -> None:

@@ -21,6 +21,7 @@ def rules(
     sync: Sync,
     staleness: int | None,
     late: int,
+    fade: bool = False,
 ) -> Rules:
     """Check the settings and put them together."""
     if every is not None:
@@ -32,9 +33,9 @@ def rules(
     if sync == "barrier":
         if staleness is not None:
             raise ValueError(f"{method}: staleness={staleness} bounds nothing with sync='barrier'; use sync='bounded'")
-        return Rules(wait, absent, every, None, catch_up, late)
+        return Rules(wait, absent, every, None, catch_up, late, fade)
     bound = staleness if staleness is not None else every
     if bound is None:
         raise ValueError(f"{method}: sync='bounded' needs a bound; give staleness=K")
     whole(method, "staleness", bound, 1 + late)
-    return Rules(wait, absent, None, bound, catch_up, late)
+    return Rules(wait, absent, None, bound, catch_up, late, fade)
