@@ -103,7 +103,7 @@ def sockets() -> set[str]:
 
 def sockets_left(before: set[str]) -> int:
     """Gloo closes its sockets in a thread of its own: look again for a while."""
-    deadline = time.monotonic() + 3.0
+    deadline = time.monotonic() + 20.0
     while (left := len(sockets() - before)) and time.monotonic() < deadline:
         time.sleep(0.01)
     return left
@@ -131,7 +131,7 @@ def counted(
     """The counting model under ``strategy``; ``sleep_s(step)`` seconds late in each step."""
     before = sockets()
     model = Slots(size * AT_MOST).to(device)
-    optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=1.0), model, strategy, patience_s=30)
+    optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=1.0), model, strategy, patience_s=120)
     averages = []
     for step in range(batches[rank]):
         time.sleep(sleep_s(step))
@@ -181,7 +181,7 @@ def in_step(rank: int, size: int) -> dict[str, Tensor]:
     }.items():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-        with ob.attach(torch.optim.SGD(model.parameters(), lr=0.1), model, strategy, patience_s=30) as optimizer:
+        with ob.attach(torch.optim.SGD(model.parameters(), lr=0.1), model, strategy, patience_s=120) as optimizer:
             for step in range(8):
                 optimizer.zero_grad()
                 x = torch.randn(4, 6, generator=torch.Generator().manual_seed(1000 * rank + step))
@@ -215,7 +215,7 @@ def resumed(rank: int, size: int, names: Sequence[str]) -> dict[str, tuple[Tenso
         for begin, end in ((0, 6), (6, 12 + rank)):
             resumed, model = model, Slots(size * AT_MOST)
             inner = torch.optim.SGD(model.parameters(), lr=1.0)
-            optimizer = ob.attach(inner, model, CASES[name], patience_s=30)
+            optimizer = ob.attach(inner, model, CASES[name], patience_s=120)
             if saved is not None:
                 model.load_state_dict(resumed.state_dict())
                 optimizer.load_state_dict(saved)

@@ -23,6 +23,7 @@ VALUES = {
     "matchings",
     "merging",
     "mixing",
+    "nodes",
     "pacing",
     "paper",
     "rotations",

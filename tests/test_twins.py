@@ -59,7 +59,7 @@ def train(rank: int, names: list[str], pauses: bool) -> dict[str, tuple[Any, Any
     work = task()
     for name in names:
         model = work.build(0)
-        optimizer = ob.attach(work.optimizer(list(model.parameters())), model, CASES[name], steps=STEPS, patience_s=20)
+        optimizer = ob.attach(work.optimizer(list(model.parameters())), model, CASES[name], steps=STEPS, patience_s=120)
         for t in range(STEPS):
             if pauses:
                 time.sleep(0.003 * ((rank * 7 + t * 5) % 4 == 0))
@@ -78,7 +78,7 @@ RUNS = [(1, False), (2, False), (3, True), (4, False), (5, True)]
 
 @pytest.fixture(scope="module")
 def live() -> dict[tuple[int, bool], list[dict[str, tuple[torch.Tensor, torch.Tensor]]]]:
-    jobs = [Job(__name__, "train", size, (list(CASES), pauses), timeout_s=90) for size, pauses in RUNS]
+    jobs = [Job(__name__, "train", size, (list(CASES), pauses), timeout_s=300) for size, pauses in RUNS]
     return {run: forge.values(outcomes) for run, outcomes in zip(RUNS, forge.run(jobs), strict=True)}
 
 

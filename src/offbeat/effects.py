@@ -49,11 +49,12 @@ class Turn(Enum):
 class Next(Effect[Turn]):
     """May I take step ``t``? (Strategies say ``async for t in me.steps()``.)
 
-    ``alone``: no idle turns; a worker without data stops at once, and answers the others through a channel.
+    ``among``: the ranks that take their steps together; a worker without data has idle turns as long as one of them has
+    some. Everybody, where nothing is said; a worker by itself stops at once, and answers the others through a channel.
     """
 
     t: int
-    alone: bool = False
+    among: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,9 @@ class Channel:
     with its last weights ("last"), divided by the block; or with weights that follow the rounds while it computes, to
     which it adds its steps ("shared"), so that nothing is ever lost from the mean.
 
+    Where workers make up nodes, a node is one worker here: ``whom`` mixes nodes, the first rank of a node speaks for
+    it, and all its ranks get the same results. They make the same deposits, as they share their gradients.
+
         partial.apply(await partial.mix(await Grad(), t))
     """
 
@@ -142,6 +146,7 @@ class Channel:
     apply: Callable[[list[Got]], None]  # how results change my weights; a runtime may call it between two steps
     codec: Codec | None = None
     holds: Callable[[], Vec | None] = lambda: None  # what answers for me while I stand between two steps
+    per_node: int = 1
 
     def mix(self, x: Vec, t: int) -> Offer:
         """Deposit ``x``, made in step ``t``; the results that are there to be applied, oldest first."""

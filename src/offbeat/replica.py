@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from offbeat.effects import Next, Turn
+from offbeat.nodes import Nodes
 from offbeat.vector import Vec, pack
 
 
@@ -65,11 +66,12 @@ class Replica:
 
     def steps(self) -> Steps:
         """The steps of the run, from where it stands (after a resume not from 0); everybody takes all of them."""
-        return Steps(self, alone=False)
+        return Steps(self, None)
 
-    def own_steps(self) -> Steps:
-        """The steps this worker has data for: no turns are taken for the sake of others."""
-        return Steps(self, alone=True)
+    def own_steps(self, per_node: int = 1) -> Steps:
+        """The steps this worker, or one of its node, has data for: no turns are taken for the sake of others."""
+        nodes = Nodes(self.size, per_node)
+        return Steps(self, nodes.ranks(nodes.of(self.rank)))
 
     def recall(self, **first: Any) -> SimpleNamespace:
         """What this strategy remembers across a checkpoint: numbers, ``None``, vectors, and lists of these.
@@ -85,10 +87,10 @@ class Replica:
 class Steps:
     """``async for t in me.steps()``. The step counter moves on when the body of the loop is through."""
 
-    __slots__ = ("_alone", "_begun", "_me")
+    __slots__ = ("_among", "_begun", "_me")
 
-    def __init__(self, me: Replica, alone: bool) -> None:
-        self._me, self._alone, self._begun = me, alone, False
+    def __init__(self, me: Replica, among: tuple[int, ...] | None) -> None:
+        self._me, self._among, self._begun = me, among, False
 
     def __aiter__(self) -> Steps:
         return self
@@ -97,6 +99,6 @@ class Steps:
         if self._begun:
             self._me.t += 1
         self._begun = True
-        if await Next(self._me.t, self._alone) is Turn.STOP:
+        if await Next(self._me.t, self._among) is Turn.STOP:
             raise StopAsyncIteration
         return self._me.t

@@ -13,6 +13,7 @@ for the same step get the same matrix, without talking.
 `exponential`            ranks 1, 2, 4, … away, all at once
 `one_peer_exponential`   the same, one peer a step in turn, directed (SGP)
 `groups`                 rotating groups (WAGMA): what one worker knows reaches all others in about log_S P steps
+`nodes`                  the same groups every step: consecutive ranks, as on one machine
 `pairs`                  a random matching a round (NoLoCo)
 ======================== =========================================================================================
 
@@ -39,6 +40,7 @@ from offbeat.graphs import edges as edges
 from offbeat.graphs import members_of, refuse_unless
 from offbeat.mixing import Mixing as Mixing
 from offbeat.mixing import Row as Row
+from offbeat.nodes import Nodes
 
 P = ParamSpec("P")
 
@@ -192,6 +194,15 @@ def groups(workers: Workers, group: int | None = None, *, size: int | None = Non
     refuse_unless(fits, f"a group of {group!r} does not fit {p} workers; use a whole number from 1 to {p}")
     rounds = rotations.rounds(p, group)
     return Schedule(f"groups of {group}", members, size, len(rounds), partial(_blocks_of, p, rounds))
+
+
+@_remembered
+def nodes(workers: int, per_node: int) -> Schedule:
+    """Consecutive ranks in nodes of ``per_node``, each averaging within itself, and with nobody else ever."""
+    parts = Nodes(workers, per_node)
+    blocks = [parts.ranks(node) for node in range(parts.count)]
+    inside = Mixing.uniform_blocks(workers, blocks)
+    return Schedule(f"nodes of {per_node}", tuple(range(workers)), workers, 1, partial(_same, inside))
 
 
 @_remembered

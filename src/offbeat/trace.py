@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from offbeat.nodes import Nodes
+
 Doing = Literal["compute", "delay", "wait", "communicate"]
 DOINGS: tuple[Doing, ...] = ("compute", "delay", "wait", "communicate")
 
@@ -39,6 +41,19 @@ class Round:
     staleness: Mapping[int, int]
     waited_s: Mapping[int, float]
     end_s: float = 0.0
+
+    def spread_over(self, nodes: Nodes) -> Round:
+        """A round of nodes as one of their workers."""
+        if nodes.per_node == 1:
+            return self
+        return Round(
+            self.version,
+            nodes.leader(self.started_by) if self.started_by >= 0 else -1,
+            tuple(rank for node in self.fresh for rank in nodes.ranks(node)),
+            {rank: old for node, old in self.staleness.items() for rank in nodes.ranks(node)},
+            {rank: seconds for node, seconds in self.waited_s.items() for rank in nodes.ranks(node)},
+            self.end_s,
+        )
 
     @property
     def members(self) -> tuple[int, ...]:

@@ -75,7 +75,7 @@ class Attached(torch.optim.Optimizer):
             seed,
             steps,
         )
-        self._desk = Desk(board, patience_s, self._answer_average)
+        self._desk = Desk(board, self._transport, patience_s, self._average_is_asked, self._equalise)
         self._session = Session(strategy, self.me, self._transport, self._desk)
         self._stream = Stream(self._flat, self._ring, self._rung)
         self._averages = 0
@@ -246,7 +246,6 @@ class Attached(torch.optim.Optimizer):
                     self._session.answer(None)
                 self._idle_turn()
             self._board.post_done(self.me.t)
-            self._desk.finished()
             while self._session.asks is not None:
                 self._idle_or_stop()
             if self.me.size > 1:
@@ -324,24 +323,28 @@ class Attached(torch.optim.Optimizer):
     # Without data: answering the others.
 
     def _idle_or_stop(self) -> None:
-        if isinstance(self._session.asks, Next) and self._session.asks.alone:
-            self._session.turn(Turn.STOP)
-            return
-        asked = self._board.average_is_asked(self._averages)  # before `reached`: steps before an average come first
-        done, reached = self._board.progress()
+        # Asked first: the steps before an average come before it. Of its own crowd only: others are at other steps.
+        asked = self._board.average_is_asked(self._averages, self._crowd)
+        done, reached = self._board.progress(self._crowd)
         if self.me.t <= reached:
             self._session.turn(Turn.IDLE)
             self._idle_turn()
         elif done:
+            self._desk.finished()
             self._session.turn(Turn.STOP)
         elif asked:
             self._equalise()
         else:
             self._transport.waiter.until(self._something_to_do, "the others to finish")
 
+    @property
+    def _crowd(self) -> tuple[int, ...] | None:
+        """Those who take their steps together with this worker."""
+        return self._session.asks.among if isinstance(self._session.asks, Next) else None
+
     def _something_to_do(self) -> bool:
-        done, reached = self._board.progress()
-        return done or self.me.t <= reached or self._board.average_is_asked(self._averages)
+        done, reached = self._board.progress(self._crowd)
+        return done or self.me.t <= reached or self._board.average_is_asked(self._averages, self._crowd)
 
     def _idle_turn(self) -> None:
         """Run one step without a gradient of our own."""
@@ -353,10 +356,8 @@ class Attached(torch.optim.Optimizer):
 
     # Beginning and ending.
 
-    def _answer_average(self) -> None:
-        """While resting: take part in an average that the others ask for."""
-        if self._board.average_is_asked(self._averages):
-            self._equalise()
+    def _average_is_asked(self) -> bool:
+        return self._board.average_is_asked(self._averages)
 
     def _equalise(self) -> None:
         self._averages += 1

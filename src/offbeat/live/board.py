@@ -137,20 +137,24 @@ class Board:
         self.someone_is_done = self.someone_is_done or bool(self._ask(False, self._store.check, ["done"]))
         return self.someone_is_done
 
-    def progress(self) -> tuple[bool, int]:
-        """Whether all workers are without data, and the last step known to be taken with data by anyone."""
-        keys = [f"{fact}/{r}" for fact in ("done", "reached") for r in range(self.size)]
+    def progress(self, among: tuple[int, ...] | None = None) -> tuple[bool, int]:
+        """Whether all of these workers are without data, and the last step one of them is known to take with data."""
+        ranks = range(self.size) if among is None else among
+        keys = [f"{fact}/{r}" for fact in ("done", "reached") for r in ranks]
         numbers = [int(n) for n in self._ask(["-1"] * len(keys), self._store.multi_get, keys)]
-        done, reached = numbers[: self.size], numbers[self.size :]
+        done, reached = numbers[: len(ranks)], numbers[len(ranks) :]
         return min(done) >= 0, max(*reached, *(steps - 1 for steps in done), -1)
 
     # Averages in the middle of a run.
 
     def ask_for_average(self, number: int) -> None:
+        self._store.set(f"average/{number}/{self.rank}", "1")
         self._store.set(f"average/{number}", "1")
 
-    def average_is_asked(self, number: int) -> bool:
-        return bool(self._ask(False, self._store.check, [f"average/{number}"]))
+    def average_is_asked(self, number: int, among: tuple[int, ...] | None = None) -> bool:
+        """Whether anybody, or anybody ``among`` these, asks for it."""
+        keys = [f"average/{number}"] if among is None else [f"average/{number}/{rank}" for rank in among]
+        return any(self._ask(False, self._store.check, [key]) for key in keys)
 
 
 def _store_gone(when: str) -> PeerFailed:

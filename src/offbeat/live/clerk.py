@@ -30,6 +30,7 @@ from offbeat.live.errors import OffbeatError, PeerFailed
 from offbeat.live.hub import Frame, Word, lost, read_frame
 from offbeat.live.parties import Parties
 from offbeat.live.staging import Staging
+from offbeat.nodes import Nodes
 from offbeat.rounds import Place
 from offbeat.trace import Round, Trace
 from offbeat.trays import Piece, Snapshot, Tray
@@ -38,6 +39,8 @@ from offbeat.vector import Vec
 LOOK_S = 0.1  # how often a waiting worker looks at the board
 SHORT_S = 0.002  # the same, where what it waits for is written there
 LEAVE_S = 5.0
+
+Apply = Callable[[list[Got]], None]
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Clerk:
         like: Vec,
         connection: socket.socket,
         parties: Parties,
+        nodes: Nodes,
         board: Board,
         trace: Trace,
         seed: int,
@@ -68,7 +72,7 @@ class Clerk:
         self._first_step = first_step  # of a run that was taken up again; rounds begin at 0
         self._channel, self._like, self._connection, self._parties = channel, like, connection, parties
         self._board, self._trace, self._seed, self._patience_s = board, trace, seed, patience_s
-        self._rank, self._size = board.rank, board.size
+        self._nodes, self._rank, self._size = nodes, nodes.of(board.rank), nodes.count  # a node is one worker here
         self._lock = threading.Condition()
         self._tray, self.place = Tray(channel.rules.absent), Place(channel.rules)
         self._results: dict[int, _Result] = {}
@@ -123,8 +127,11 @@ class Clerk:
             self._finished = True
             self._tell(Word.FINISHED)
 
-    def rest(self, x: Vec | None, meanwhile: Callable[[], None]) -> Got | None:
-        """The next result of the others; None when all have finished and nothing is owed."""
+    def rest(self, x: Vec | None, asked: Callable[[], bool], take_part: Callable[[], None]) -> Got | None:
+        """The next result of the others; None when all have finished and nothing is owed.
+
+        Meanwhile the others may have ``asked`` for an average, in which this worker is to ``take_part``.
+        """
         self.renew(x)
         while True:
             with self._lock:
@@ -136,7 +143,8 @@ class Clerk:
                     return None
                 self._lock.wait(LOOK_S)
             self._board.check()
-            meanwhile()
+            if asked():
+                take_part()
 
     def renew(self, x: Vec | None) -> None:
         """Without a step to take, ``x`` answers for me from now on."""
@@ -149,14 +157,14 @@ class Clerk:
         if self._channel.rules.bound is not None:
             self._tell(Word.RENEWED, 0, taken)
 
-    def stand(self, all_there: Callable[[], bool], agree_on_largest: Callable[[int], int]) -> None:
+    def stand(self, all_there: Callable[[], bool], agree_on_largest: Callable[[int], int], apply: Apply) -> None:
         """Stand still between two steps until all do, and apply every round that has been started by then.
 
         Meanwhile nobody waits for me, and I take every result, as one who has finished: a worker that is behind may
         need many more rounds until it stands here too.
         """
         self._tell(Word.STANDS)
-        apply, holds = self._channel.apply, self._channel.holds
+        holds = self._channel.holds
         self.renew(holds())
         while not all_there():
             with self._lock:
@@ -196,6 +204,10 @@ class Clerk:
         """A copy of the gradients in the tray, for a checkpoint."""
         with self._lock:
             return self._tray.value.clone() if self._tray.value is not None else None
+
+    @property
+    def wire_bytes(self) -> int:
+        return self._parties.wire_bytes
 
     @property
     def lost(self) -> list[int]:
@@ -239,7 +251,7 @@ class Clerk:
     def _failed(self) -> BaseException:
         if isinstance(self._failure, OffbeatError):
             return self._failure
-        error = PeerFailed(f"rank {self._rank}'s clerk failed: {self._failure}")
+        error = PeerFailed(f"rank {self._board.rank}'s clerk failed: {self._failure}")
         error.__cause__ = self._failure
         return error
 
@@ -318,7 +330,8 @@ class Clerk:
             now = time.monotonic()
             waited = {self._rank: now - self._waits_since.pop(version, now)}
             if self._trace.keep_rounds:
-                self._trace.rounds.append(Round(version, started_by, fresh, staleness, waited, now))
+                seen = Round(version, started_by, fresh, staleness, waited, now)
+                self._trace.rounds.append(seen.spread_over(self._nodes))
             if self._channel.rules.absent == "shared":
                 self._tray.adopt(result.snapshot, result.value)
             self._results[version] = result

@@ -33,9 +33,12 @@ from offbeat.live.clerk import Clerk
 from offbeat.live.errors import OffbeatError, PeerFailed
 from offbeat.live.group import Group
 from offbeat.live.hub import Hub, connect, lost
+from offbeat.live.nodes import Follower, Inside, Leader
 from offbeat.live.parties import Parties
 from offbeat.live.porter import Porter, Visit
+from offbeat.live.transport import Transport
 from offbeat.live.waiting import Waiter
+from offbeat.nodes import Nodes
 from offbeat.replica import Replica
 from offbeat.rounds import Referee, Rules
 from offbeat.trace import Trace
@@ -49,15 +52,22 @@ SWITCH_S = 0.0005
 class Desk:
     """The clerk of this process, and at rank 0 the hub; nothing of either until a strategy opens a channel."""
 
-    def __init__(self, board: Board, patience_s: float, meanwhile: Callable[[], None]) -> None:
-        self._board, self._patience_s, self._meanwhile = board, patience_s, meanwhile
+    def __init__(
+        self,
+        board: Board,
+        transport: Transport,
+        patience_s: float,
+        average_is_asked: Callable[[], bool],
+        take_part: Callable[[], None],
+    ) -> None:
+        self._board, self._transport, self._patience_s = board, transport, patience_s
+        self._average_is_asked, self._take_part = average_is_asked, take_part
         self._channel: Channel | None = None
-        self._clerk: Clerk | None = None
+        self._clerk: Clerk | Leader | Follower | None = None
         self._porter: Porter | None = None
         self._bell: Bell | None = None
         self._hub: Hub | None = None
         self._parties: Parties | None = None
-        self._is_finished = False
         self._times_stood = 0
         self._stood: Vec | None = None
         self._switch_s: float | None = None
@@ -68,7 +78,7 @@ class Desk:
         return any(end is not None for end in self._ends)
 
     @property
-    def _ends(self) -> tuple[Clerk | None, Porter | None, Bell | None]:
+    def _ends(self) -> tuple[Clerk | Leader | Follower | None, Porter | None, Bell | None]:
         return self._clerk, self._porter, self._bell
 
     @property
@@ -78,7 +88,7 @@ class Desk:
         return self._porter
 
     @property
-    def clerk(self) -> Clerk:
+    def clerk(self) -> Clerk | Leader | Follower:
         if self._clerk is None:
             raise OffbeatError("the strategy uses a channel that it has not opened; await Open(channel, …) first")
         return self._clerk
@@ -89,7 +99,7 @@ class Desk:
 
     @property
     def wire_bytes(self) -> int:
-        return sum(end.wire_bytes for end in (self._parties, self._porter) if end)
+        return sum(end.wire_bytes for end in (self._clerk, self._porter) if end)
 
     def perform(self, effect: Effect[Any], me: Replica) -> object:
         """Answer what needs a clerk or a porter; refuse what nobody can answer."""
@@ -121,37 +131,49 @@ class Desk:
     def open(self, effect: Open, me: Replica) -> None:
         """Every rank comes here at its first step; rank 0 starts the hub and tells the others where it is."""
         channel = effect.channel
-        connection = self._meet_at_hub(Referee(channel.rules, me.size, me.seed))
+        nodes = Nodes(me.size, channel.per_node)
+        # The node's group is made first: once a clerk's thread is there, two threads could make groups at once.
+        inside = Inside(nodes, channel, me.x, self._transport) if nodes.per_node > 1 else None
+        if inside is not None and not nodes.leads(me.rank):
+            self._refuse_if_open()
+            self._channel, self._clerk = channel, Follower(inside, self._board)
+            return
+        connection = self._meet_at_hub(Referee(channel.rules, nodes.count, me.seed), nodes)
         self._channel = channel
-        self._parties = Parties(channel, self._board, Waiter(self._board, self._patience_s))
-        self._clerk = Clerk(
+        self._parties = Parties(channel, nodes, self._board, Waiter(self._board, self._patience_s))
+        clerk = Clerk(
             channel,
             effect.x,
             me.x,
             connection,
             self._parties,
+            nodes,
             self._board,
             self.trace,
             me.seed,
             me.t,
             self._patience_s,
         )
+        self._clerk = Leader(clerk, inside) if inside is not None else clerk
 
     def share(self, effect: Share, me: Replica) -> None:
         """The same for weights that others may average with; the hub only passes visits on."""
-        connection = self._meet_at_hub(Referee(Rules(waiting.first, "last"), me.size, me.seed))
+        connection = self._meet_at_hub(Referee(Rules(waiting.first, "last"), me.size, me.seed), Nodes(me.size))
         self._porter = Porter(effect.x, effect.peers, connection, self._board, self.trace, self._patience_s)
 
-    def _meet_at_hub(self, referee: Referee) -> socket.socket:
+    def _refuse_if_open(self) -> None:
         if self.is_open:
             raise OffbeatError("a strategy opens one channel, or shares its weights once")
+
+    def _meet_at_hub(self, referee: Referee, nodes: Nodes) -> socket.socket:
+        self._refuse_if_open()
         if self._board.rank == 0:
             token = secrets.token_bytes(16)
             self._hub = Hub(referee, address := _address(), token)
             self._board.publish("hub", json.dumps([address, self._hub.port, token.hex()]))
         address, port, token_hex = json.loads(self._wait_for_hub())
         try:
-            connection = connect(address, port, bytes.fromhex(token_hex), self._board.rank)
+            connection = connect(address, port, bytes.fromhex(token_hex), nodes.of(self._board.rank))
         except OSError as error:
             raise lost(self._board) from error
         self._switch_s = sys.getswitchinterval()
@@ -168,7 +190,7 @@ class Desk:
         return text
 
     def rest(self, x: Vec | None) -> Got | None:
-        return self.clerk.rest(x, self._meanwhile)
+        return self.clerk.rest(x, self._average_is_asked, self._take_part)
 
     def align(self, x: Vec, agree_on_largest: Callable[[int], int]) -> None:
         """All ranks come to stand between two steps; ``x`` then holds every result, or every visit, there has been."""
@@ -176,8 +198,8 @@ class Desk:
             return
         self._times_stood += 1
         all_there = self._board.meeting(f"standing-{self._times_stood}", tuple(range(self._board.size)))
-        if self._clerk is not None:
-            self._clerk.stand(all_there, agree_on_largest)
+        if self._clerk is not None and self._channel is not None:
+            self._clerk.stand(all_there, agree_on_largest, self._channel.apply)
             self._stood = x.clone()
         elif self._porter is not None:
             self._porter.stand(x, all_there)
@@ -186,14 +208,11 @@ class Desk:
         """The bell of micro-batches; every rank comes here at its first step."""
         if self._bell is None:
             referee = Referee(Rules(waiting.first, "last"), self._board.size, 0)
-            self._bell = Bell(self._meet_at_hub(referee), self._board, self._patience_s)
-            if self._is_finished:  # a worker that never had data, brought here by the others
-                self._bell.finished()
+            self._bell = Bell(self._meet_at_hub(referee, Nodes(self._board.size)), self._board, self._patience_s)
         return self._bell
 
     def finished(self) -> None:
-        """No data left. (A porter says so itself, when it retires.)"""
-        self._is_finished = True
+        """No step left to take. (A porter says so itself, when it retires.)"""
         for end in (self._clerk, self._bell):
             if end is not None:
                 end.finished()
@@ -208,7 +227,7 @@ class Desk:
         self._stood = None
 
     def retire(self) -> Vec:
-        return self.porter.retire(self._meanwhile)
+        return self.porter.retire(self._average_is_asked, self._take_part)
 
     def owed(self) -> Vec | None:
         if self._clerk is None or self._channel is None or self._channel.rules.of_weights:
@@ -217,7 +236,7 @@ class Desk:
 
     @property
     def lost(self) -> list[int]:
-        return self._clerk.lost if self._clerk is not None else []
+        return list(self._clerk.lost) if self._clerk is not None else []
 
     def close(self) -> None:
         """All ranks are through: end the threads, give the groups back."""

@@ -1,7 +1,7 @@
 """Sums among the members of a block, for the clerks: groups of the channel's own.
 
 The groups of the first rounds are made when the channel is opened, in the order of the rounds, so that no two workers
-wait for each other; the rest when they are first needed.
+wait for each other; the rest when they are first needed. "Ranks" are those of nodes, for which their leaders meet.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from offbeat.effects import Channel
 from offbeat.live.board import Board
 from offbeat.live.group import Group
 from offbeat.live.waiting import Waiter
+from offbeat.nodes import Nodes
 from offbeat.vector import Vec, wide
 
 MADE_AT_ONCE = 16
@@ -23,21 +24,21 @@ SMALL = 2**16  # numbers
 class Parties:
     """Every block this rank sums in."""
 
-    def __init__(self, channel: Channel, board: Board, waiter: Waiter) -> None:
-        self._rank, self._board, self._waiter = board.rank, board, waiter
+    def __init__(self, channel: Channel, nodes: Nodes, board: Board, waiter: Waiter) -> None:
+        self._rank, self._nodes, self._board, self._waiter = nodes.of(board.rank), nodes, board, waiter
         self._groups: dict[tuple[int, ...], Group] = {}
         self.wire_bytes = 0
         period = getattr(channel.whom, "period", 1) or MADE_AT_ONCE
         for version in range(min(period, MADE_AT_ONCE)):
             self._group(channel.whom(version).block(self._rank) or ())
-        self._group(tuple(range(board.size)))
+        self._group(tuple(range(nodes.count)))
 
     def _group(self, ranks: tuple[int, ...]) -> Group | None:
         if len(ranks) < 2:
             return None
         if ranks not in self._groups:
-            name = "party-" + "-".join(map(str, ranks))
-            self._groups[ranks] = Group(name, ranks, self._board, self._waiter)
+            name, leaders = "party-" + "-".join(map(str, ranks)), tuple(self._nodes.leader(r) for r in ranks)
+            self._groups[ranks] = Group(name, leaders, self._board, self._waiter)
         return self._groups[ranks]
 
     def total(

@@ -112,7 +112,7 @@ class Porter:
             now = self._y.clone()
         return self._staging.up(now)
 
-    def retire(self, meanwhile: Callable[[], None]) -> Vec:
+    def retire(self, asked: Callable[[], bool], take_part: Callable[[], None]) -> Vec:
         """Answer visitors until all have retired; then nobody can change my weights any more."""
         self._tell(Frame(Word.FINISHED, self._rank))
         while True:
@@ -123,7 +123,8 @@ class Porter:
                     self._lock.wait(LOOK_S)
             self._raise_failure()
             self._board.check()
-            meanwhile()
+            if asked():
+                take_part()
 
     def stand(self, x: Vec, all_there: Callable[[], bool]) -> None:
         """Between two steps of all workers no visit is under way; then ``x`` becomes what the shared weights are."""

@@ -87,7 +87,7 @@ class Transport:
         if ranks is not None:
             gathered = [torch.empty_like(message) for _ in ranks]
             self.wire_bytes += (len(ranks) - 1) * message.numel()
-            work = self._group(ranks).all_gather(gathered, message)
+            work = self.group(ranks).all_gather(gathered, message)
             return Sent([work], lambda: mean([_decode(m, x, codec) for m in gathered], len(ranks)))
         theirs = {j: [torch.empty_like(message)] for j in W.senders(self.rank)}
         works = self._swap(W.receivers(self.rank), theirs, [message])
@@ -112,7 +112,7 @@ class Transport:
         if len(ranks) > 1:
             gathered = [torch.empty_like(message) for _ in ranks]
             self.wire_bytes += (len(ranks) - 1) * message.numel()
-            self.waiter.wait([self._group(ranks).all_gather(gathered, message)], "the others' gradients")
+            self.waiter.wait([self.group(ranks).all_gather(gathered, message)], "the others' gradients")
         start = 1 + header.numel()
         theirs = [_decode(m[start:], like, codec) for m in gathered if m[0]]
         counts = torch.stack([m[1:start].long() for m in gathered]).sum(dim=0)
@@ -122,7 +122,7 @@ class Transport:
         """Messages between two, as broadcasts in groups of two; the lower rank's comes first, as on the other side."""
         works = []
         for peer in sorted({*receivers, *theirs}):  # in one order everywhere, as making a group waits for the other
-            group = self._group((min(self.rank, peer), max(self.rank, peer)))
+            group = self.group((min(self.rank, peer), max(self.rank, peer)))
             outward = [group.broadcast(part, self.rank) for part in mine if peer in receivers and self.rank < peer]
             inward = [group.broadcast(part, peer) for part in theirs.get(peer, ())]
             outward += [group.broadcast(part, self.rank) for part in mine if peer in receivers and self.rank > peer]
@@ -140,9 +140,10 @@ class Transport:
         if tensor.is_cuda and self._nccl is not None and ranks == self._everyone:
             work: dist.Work = dist.all_reduce(tensor, group=self._nccl, async_op=True)
             return work
-        return self._group(ranks).all_reduce(tensor)
+        return self.group(ranks).all_reduce(tensor)
 
-    def _group(self, ranks: tuple[int, ...]) -> Group:
+    def group(self, ranks: tuple[int, ...]) -> Group:
+        """The group of these ranks, made by all of them when it is first asked for."""
         if ranks not in self._groups:
             self._groups[ranks] = Group("-".join(map(str, ranks)), ranks, self._board, self.waiter)
         return self._groups[ranks]

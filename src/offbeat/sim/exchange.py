@@ -64,6 +64,7 @@ class Exchanges:
         self, env: simpy.Environment, network: Network, trace: Trace, arrived: Callable[[Pending], None]
     ) -> None:
         self._env, self._network, self._trace, self._arrived = env, network, trace, arrived
+        self.keeps_rounds = trace.keep_rounds
         self._blocks: dict[tuple[int, int], _Block] = {}
         self._gossips: dict[int, _Gossip] = {}
         self.bytes_sent = 0
@@ -166,7 +167,7 @@ class Exchanges:
         def arrive(_: object) -> None:
             result, now = value(), self._env.now
             ordered = [block.pending[r] for r in block.ranks]
-            if self._trace.keep_rounds:
+            if self.keeps_rounds:
                 waited = {p.rank: max(0.0, now - p.asked_s) for p in ordered}
                 self._trace.rounds.append(Round(seq, last, block.ranks, dict.fromkeys(block.ranks, 0), waited, now))
             for pending in ordered:
@@ -210,7 +211,7 @@ class Exchanges:
 
     def _forget(self, seq: int, gossip: _Gossip) -> None:
         del self._gossips[seq]
-        if self._trace.keep_rounds:
+        if self.keeps_rounds:
             ranks = tuple(sorted(gossip.waited_s))
             staleness = dict.fromkeys(ranks, 0)
             self._trace.rounds.append(Round(seq, gossip.last, ranks, staleness, gossip.waited_s, self._env.now))

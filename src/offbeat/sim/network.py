@@ -20,6 +20,7 @@ class Network:
     - ``halving_doubling``: 2⌈log₂ P⌉ rounds, halving what is passed on the way in, doubling it on the way out; the
       same bytes, fewer latencies. A number of members that is no power of two costs one exchange before and after.
     - all-gather of messages of m bytes: P − 1 rounds along the ring, one message a round.
+    - broadcast: down a binary tree, ⌈log₂ P⌉ messages one after the other.
     - point to point: a worker's messages leave one after the other through its own port.
     """
 
@@ -60,6 +61,11 @@ class Network:
     def all_gather_s(self, members: Sequence[int], nbytes: float) -> float:
         """Every member's message of ``nbytes`` to every other."""
         return (len(members) - 1) * self._slowest_on_ring(members, nbytes) if len(members) > 1 else 0.0
+
+    def broadcast_s(self, members: Sequence[int], nbytes: float) -> float:
+        """The first member's message to all others."""
+        depth = (len(members) - 1).bit_length()
+        return depth * self._slowest_on_ring(members, nbytes) if depth else 0.0
 
     def _slowest_on_ring(self, members: Sequence[int], nbytes: float) -> float:
         if not callable(self.latency_s) and not callable(self.bandwidth_Bps):

@@ -3,6 +3,8 @@
 A round goes: a worker arrives and the referee lets the round start; the news takes a while to reach the clerks; each
 clerk takes a snapshot of its worker's tray; the blocks sum; the results arrive. Workers that arrive while the news is
 still on its way are in time.
+
+"Ranks" are those of nodes throughout: where every worker is a node of its own, the workers'.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import simpy
 
 from offbeat.effects import Channel, Got
 from offbeat.merging import coded, mean, wire_bytes
+from offbeat.nodes import Nodes
 from offbeat.replica import Replica
 from offbeat.rounds import Place, Referee
 from offbeat.sim.network import Network, all_gather_bytes, all_reduce_bytes
@@ -42,14 +45,15 @@ class Partial:
     """One channel, all workers."""
 
     def __init__(
-        self, channel: Channel, env: simpy.Environment, network: Network, trace: Trace, size: int, seed: int
+        self, channel: Channel, env: simpy.Environment, network: Network, trace: Trace, nodes: Nodes, seed: int
     ) -> None:
-        self.channel, self._env, self._network, self._trace = channel, env, network, trace
-        self._size = size
+        self.channel, self.nodes, self._env, self._network, self._trace = channel, nodes, env, network, trace
+        self._size = size = nodes.count
         self.referee = Referee(channel.rules, size, seed)
         self.seats: dict[int, _Seat] = {}
         self.bytes_sent = 0
-        self._news_s = math.ceil(math.log2(size)) * network.latency(0, size - 1) if size > 1 else 0.0
+        last = nodes.leader(size - 1)
+        self._news_s = math.ceil(math.log2(size)) * network.latency(0, last) if size > 1 else 0.0
         self._started_by = 0
         self._in_flight = 0
         self._notes: dict[int, list[tuple[dict[int, Snapshot], dict[int, float]]]] = {}
@@ -60,7 +64,7 @@ class Partial:
         tray = Tray(self.channel.rules.absent)
         if x is not None:
             tray.deposit(x, Piece(-1, 0))
-        self.seats[me.rank] = _Seat(me, tray, Place(self.channel.rules))
+        self.seats[self.nodes.of(me.rank)] = _Seat(me, tray, Place(self.channel.rules))
 
     # A worker with data.
 
@@ -86,7 +90,8 @@ class Partial:
 
     def _hand_over(self, seat: _Seat, step: int, answer: Callable[[list[Got]], None]) -> None:
         taken = [self._got(seat, v) for v in seat.place.take(step)]
-        self._start(seat.me.rank, self.referee.began(seat.me.rank, seat.place.base))
+        rank = self.nodes.of(seat.me.rank)
+        self._start(rank, self.referee.began(rank, seat.place.base))
         answer(taken)
 
     def _when(self, seat: _Seat, results: int, go: Callable[[], None]) -> None:
@@ -198,11 +203,12 @@ class Partial:
         codec, me = self.channel.codec, self.seats[0].me
         like = me.x
         nbytes = wire_bytes(like, codec)
+        leaders = [self.nodes.leader(r) for r in ranks]
         if codec is None:
-            seconds = self._network.all_reduce_s(ranks, nbytes)
+            seconds = self._network.all_reduce_s(leaders, nbytes)
             self.bytes_sent += all_reduce_bytes(len(ranks), nbytes)
         else:
-            seconds = self._network.all_gather_s(ranks, nbytes)
+            seconds = self._network.all_gather_s(leaders, nbytes)
             self.bytes_sent += all_gather_bytes(len(ranks), nbytes)
         vecs = [(r, v) for r in ranks if (v := shots[r].value) is not None]
         if codec is not None:
@@ -249,17 +255,20 @@ class Partial:
         staleness = {r: s for r, shot in every if (s := shot.staleness(version)) is not None}
         fresh = tuple(r for r, shot in every if shot.fresh(version, self.channel.rules.catch_up))
         waited_s = dict(sorted((r, s) for _, of_block in notes for r, s in of_block.items()))
-        self._trace.rounds.append(Round(version, started_by, fresh, staleness, waited_s, now))
+        record = Round(version, started_by, fresh, staleness, waited_s, now)
+        self._trace.rounds.append(record.spread_over(self.nodes))
 
     @property
     def lost(self) -> list[tuple[int, int]]:
         """(rank, step) of every gradient that was dropped."""
-        return sorted((r, p.step) for r, s in self.seats.items() for p in s.tray.lost)
+        lost = [(node, p.step) for node, seat in self.seats.items() for p in seat.tray.lost]
+        return sorted((rank, step) for node, step in lost for rank in self.nodes.ranks(node))
 
     def who_waits(self) -> dict[int, str]:
         """For each waiting worker, the round it waits for."""
+        name = self.channel.name
         return {
-            r: f"for round {s.wanted - 1} of {self.channel.name!r}, of which {self.referee.started} have started"
-            for r, s in self.seats.items()
+            s.me.rank: f"for round {s.wanted - 1} of {name!r}, of which {self.referee.started} have started"
+            for s in self.seats.values()
             if s.wake is not None
         }

@@ -8,6 +8,7 @@ its arguments.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
@@ -36,10 +37,12 @@ from offbeat.effects import (
     not_ours,
     only_ours,
 )
+from offbeat.nodes import Nodes
 from offbeat.replica import Replica
 from offbeat.sim.exchange import Exchanges, Pending
 from offbeat.sim.micro import MicroBatches, Piece
 from offbeat.sim.network import Network
+from offbeat.sim.nodes import NodesPartial
 from offbeat.sim.partial import Partial
 from offbeat.sim.shared import Shared
 from offbeat.trace import Trace
@@ -81,6 +84,21 @@ class Worker:
         self.waits = ""
 
 
+class _Crowd:
+    """Those who take their steps together: all workers, those of a node, or one by itself."""
+
+    __slots__ = ("done", "idlers", "reached", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size, self.done = size, 0
+        self.reached = -1  # the last step that one of them took with data
+        self.idlers: list[tuple[Worker, int]] = []  # and the step each would take
+
+    @property
+    def is_through(self) -> bool:
+        return self.done == self.size
+
+
 class World:
     """Drives all workers until all have ended."""
 
@@ -104,15 +122,14 @@ class World:
         self.trace = trace
         self.wait_s = [0.0] * len(replicas)
         self.exchanges = Exchanges(self.env, network, trace, self._arrived)
-        self.partials: dict[str, Partial] = {}
+        self.partials: dict[str, Partial | NodesPartial] = {}
         self._micro = MicroBatches(self.env, network, compute_s, delay_s, trace, len(replicas), rows, union)
         self.shared = Shared(self.env, network, trace, self._arrived)
         self._network = network
         self._more, self._compute_s, self._delay_s = more, compute_s, delay_s
         self._ask, self._gradient, self._retired = ask, gradient, retired
-        self._reached = -1  # the last step that some worker took with data
         self._done = 0
-        self._idlers: list[Worker] = []
+        self._crowds: dict[tuple[int, ...] | None, _Crowd] = {None: _Crowd(len(replicas))}
         self._answer: dict[type, Callable[[Worker, Any], object]] = {
             Next: self._next,
             Grad: self._grad,
@@ -178,47 +195,45 @@ class World:
         event.callbacks.append(lambda _: self._resume(worker, answer()))
         return _LATER
 
-    # Steps. A worker without data may take step t idly only when some worker takes it with data; when all are without
-    # data, the run stops after the last step that anyone took. So every worker takes the same steps, whatever its data.
+    # Steps. A worker without data may take step t idly only when some worker of its crowd takes it with data; when all
+    # are without data, the steps end after the last one that anyone took. So all take the same ones, whatever the data.
 
     def _next(self, worker: Worker, effect: Next) -> object:
+        crowd = self._crowds.get(effect.among)
+        if crowd is None:
+            assert effect.among is not None
+            crowd = self._crowds[effect.among] = _Crowd(len(effect.among))
         if not worker.done:
             if self._more(worker.taken, self.env.now):
                 worker.taken += 1
-                if effect.t > self._reached:
-                    self._reached = effect.t
-                    self._wake_idlers()
+                if effect.t > crowd.reached:
+                    crowd.reached = effect.t
+                    self._wake_idlers(crowd)
                 return Turn.WORK
             worker.done = worker.idle = True
             worker.finished_s = self.env.now
             self._done += 1
-            if self._done == len(self.workers):
-                self._wake_idlers()
-            if effect.alone:
-                for partial in self.partials.values():
-                    partial.finished(worker.rank)
-        if effect.alone:
-            self._retired(worker.rank)
-            return Turn.STOP
-        if effect.t <= self._reached:
-            return Turn.IDLE
-        if self._done == len(self.workers):
-            self._retired(worker.rank)
-            return Turn.STOP
-        worker.waits = "for the others to finish"
-        self._idlers.append(worker)
-        return _LATER
+            crowd.done += 1
+            if crowd.is_through:
+                self._wake_idlers(crowd)
+        if effect.t > crowd.reached and not crowd.is_through:
+            worker.waits = "for the others to finish"
+            crowd.idlers.append((worker, effect.t))
+            return _LATER
+        return self._turn_without_data(worker, effect.t, crowd)
 
-    def _wake_idlers(self) -> None:
-        waiting, self._idlers = self._idlers, []
-        for worker in waiting:
-            self._later(0.0, worker, lambda w=worker: self._turn_again(w))  # type: ignore[misc]
+    def _wake_idlers(self, crowd: _Crowd) -> None:
+        waiting, crowd.idlers = crowd.idlers, []
+        for worker, t in waiting:
+            self._later(0.0, worker, functools.partial(self._turn_without_data, worker, t, crowd))
 
-    def _turn_again(self, worker: Worker) -> Turn:
-        if worker.me.t <= self._reached:
+    def _turn_without_data(self, worker: Worker, t: int, crowd: _Crowd) -> Turn:
+        if t <= crowd.reached:
             return Turn.IDLE
-        assert self._done == len(self.workers), "woken without a reason"
+        assert crowd.is_through, "woken without a reason"
         self._retired(worker.rank)
+        for partial in self.partials.values():
+            partial.finished(worker.rank)
         return Turn.STOP
 
     # Computing.
@@ -299,14 +314,18 @@ class World:
 
     # Partial collectives.
 
-    def _partial(self, channel: Channel) -> Partial:
+    def _partial(self, channel: Channel) -> Partial | NodesPartial:
         if channel.name not in self.partials:
-            seed = self.workers[0].me.seed
-            self.partials[channel.name] = Partial(channel, self.env, self._network, self.trace, len(self.workers), seed)
+            nodes = Nodes(len(self.workers), channel.per_node)
+            made = Partial(channel, self.env, self._network, self.trace, nodes, self.workers[0].me.seed)
+            self.partials[channel.name] = made if nodes.per_node == 1 else NodesPartial(made, self._network, self.env)
         return self.partials[channel.name]
 
     def _open(self, worker: Worker, effect: Open) -> object:
         self._partial(effect.channel).open(worker.me, effect.x)
+        self.exchanges.keeps_rounds = (
+            False  # those of the channel are the run's; beside it there is what nodes do inside
+        )
         return None
 
     def _offer(self, worker: Worker, effect: Offer) -> object:
@@ -319,7 +338,9 @@ class World:
 
         return self._answered(
             worker,
-            lambda go: self._partial(effect.channel).offer(worker.rank, effect.x, step, lambda got: go(answer(got))),
+            lambda go: self._partial(effect.channel).offer(
+                worker.rank, effect.x, effect.t, lambda got: go(answer(got))
+            ),
         )
 
     def _rest(self, worker: Worker, effect: Rest) -> object:

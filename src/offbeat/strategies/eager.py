@@ -18,12 +18,13 @@ from typing import Literal
 
 from offbeat import topology, waiting
 from offbeat.codec import Codec
-from offbeat.effects import Channel, Got, Grad, Open
+from offbeat.effects import Channel, Got, Open
+from offbeat.nodes import Nodes
 from offbeat.paper import Axes, Paper
 from offbeat.replica import Replica
 from offbeat.rounds import Absent, CatchUp
-from offbeat.strategies.partial import Sync, rules
-from offbeat.strategy import Strategy, one_of
+from offbeat.strategies.partial import Sync, own_gradient, rules
+from offbeat.strategy import Strategy, one_of, whole
 from offbeat.waiting import Wait
 
 PAPER = Paper(
@@ -55,6 +56,7 @@ def eager(
     sync: Sync = "barrier",
     staleness: int | None = None,
     late: int = 0,
+    per_node: int = 1,
     codec: Codec | None = None,
 ) -> Strategy:
     """Partial sums of gradients. Round v is full iff (v + 1) mod ``sync_every`` = 0 (``None``: never).
@@ -63,8 +65,11 @@ def eager(
     1 / (1 + the rounds it has missed) (``"fade"``), or is lost (``"drop"``).
 
     ``sync="bounded"`` replaces full rounds by a bound: no gradient older than ``staleness`` rounds is ever applied
-    (default: ``sync_every``). ``late=1`` hides the round behind the next step's computation.
+    (default: ``sync_every``). ``late=1`` hides the round behind the next step's computation. ``per_node=8``: eight
+    consecutive ranks average their gradients in step, over the fast links inside a machine, and count as one worker
+    outside; the ``codec`` is for what travels between nodes.
     """
+    whole("eager", "per_node", per_node, 1)
     one_of("eager", "stale", stale, ("carry", "drop", "fade"))
     one_of("eager", "apply", apply, ("queue", "latest"))
     absent: Absent = "drop" if stale == "drop" else "carry"
@@ -76,10 +81,11 @@ def eager(
             for got in results if apply == "queue" else results[-1:]:
                 me.step(got.value)
 
-        partial = Channel("eager", topology.everyone(me.size), how, update, codec)
+        nodes = Nodes(me.size, per_node)
+        partial = Channel("eager", topology.everyone(nodes.count), how, update, codec, per_node=per_node)
         await Open(partial, me.recall(owed=None).owed)
-        async for t in me.own_steps():
-            if (g := await Grad()) is not None:
+        async for t in me.own_steps(per_node):
+            if (g := await own_gradient(me, per_node)) is not None:
                 update(await partial.mix(g, t))
         async for got in partial.rest(lambda: None):
             update([got])
@@ -96,6 +102,7 @@ def eager(
             "sync": sync,
             "staleness": staleness,
             "late": late,
+            "per_node": per_node,
             "codec": codec,
         },
         body,

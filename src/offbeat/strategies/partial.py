@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Literal
 
+from offbeat import topology
+from offbeat.effects import Grad, GradMix
+from offbeat.replica import Replica
 from offbeat.rounds import Absent, CatchUp, Rules
 from offbeat.strategy import one_of, whole
 from offbeat.waiting import Wait
 
 Sync = Literal["barrier", "bounded"]
+
+
+def own_gradient(me: Replica, per_node: int) -> Grad | GradMix:
+    """My gradient; where workers make up nodes, the mean of my node's."""
+    return Grad() if per_node == 1 else GradMix(topology.nodes(me.size, per_node)(0))
 
 
 def rules(

@@ -18,11 +18,12 @@ from typing import Literal
 
 from offbeat import topology, waiting
 from offbeat.codec import Codec
-from offbeat.effects import Channel, Got, Grad, Open
+from offbeat.effects import Channel, Got, Open
+from offbeat.nodes import Nodes
 from offbeat.paper import Axes, Paper
 from offbeat.replica import Replica
 from offbeat.rounds import Absent, CatchUp
-from offbeat.strategies.partial import Sync, rules
+from offbeat.strategies.partial import Sync, own_gradient, rules
 from offbeat.strategy import Strategy, one_of, whole
 from offbeat.vector import Vec
 from offbeat.waiting import Wait
@@ -65,6 +66,7 @@ def wagma(
     sync: Sync = "barrier",
     staleness: int | None = None,
     late: int = 0,
+    per_node: int = 1,
     codec: Codec | None = None,
 ) -> Strategy:
     """Group averages of weights. Round v is a full one iff (v + 1) mod ``tau`` = 0 (``None``: never).
@@ -73,13 +75,19 @@ def wagma(
     worker computes, and the worker adds its step to it, so the mean of all weights is preserved whoever is late.
     ``sync="bounded"`` replaces the full rounds by a bound: nothing older than ``staleness`` rounds is ever averaged in
     (default: ``tau``). ``late=1`` hides a round behind the next step's computation, and implies ``merge="correct"``.
+    ``per_node=8``: eight consecutive ranks average their gradients in step, over the fast links inside a machine, and
+    are one of the P workers to the groups; the ``codec`` is for what travels between nodes.
     """
+    whole("wagma", "per_node", per_node, 1)
     if group is not None:
         whole("wagma", "group", group, 1)
     one_of("wagma", "merge", merge, ("paper", "correct"))
     corrects = merge == "correct" or late > 0
     absent: Absent = "shared" if corrects else "last"
     how = rules("wagma", waiting.rule(wait), absent, tau, "tau", catch_up, sync, staleness, late)
+
+    def whom(me: Replica) -> topology.Schedule:
+        return topology.groups(Nodes(me.size, per_node).count, group)
 
     async def paper(me: Replica) -> None:
         # With a codec the displacement from the common beginning travels. (A nearer anchor, such as the last full
@@ -99,10 +107,10 @@ def wagma(
             elif S > 1:
                 me.x.copy_((mean * float(S) + me.x) / (S + 1.0))
 
-        partial = Channel("wagma", topology.groups(me.size, group), how, average, codec, mine)
+        partial = Channel("wagma", whom(me), how, average, codec, mine, per_node)
         await Open(partial, mine())
-        async for t in me.own_steps():
-            me.step(await Grad())
+        async for t in me.own_steps(per_node):
+            me.step(await own_gradient(me, per_node))
             average(await partial.mix(mine(), t))
         async for got in partial.rest(mine):  # one without gradients adopts every result
             if got.count > 1:  # a group of one would give it back its own older weights
@@ -115,11 +123,11 @@ def wagma(
             if results:
                 me.x.copy_(results[-1].value if codec is None else start + results[-1].value)
 
-        partial = Channel("wagma", topology.groups(me.size, group), how, adopt, codec)
+        partial = Channel("wagma", whom(me), how, adopt, codec, per_node=per_node)
         await Open(partial, me.x if codec is None else me.x - start)
-        async for t in me.own_steps():
+        async for t in me.own_steps(per_node):
             x_hat = me.x.clone()
-            me.step(await Grad())
+            me.step(await own_gradient(me, per_node))
             adopt(await partial.mix(me.x - x_hat, t))
         async for got in partial.rest(lambda: None):
             adopt([got])
@@ -137,6 +145,7 @@ def wagma(
             "sync": sync,
             "staleness": staleness,
             "late": late,
+            "per_node": per_node,
             "codec": codec,
         },
         body,
