@@ -19,6 +19,7 @@ import offbeat as ob
 from offbeat.effects import Grad
 
 SIZE = 3
+PATIENCE_S = 120.0  # bounds a hang, and is never reached
 
 
 def net(seed: int = 0) -> nn.Module:
@@ -71,7 +72,7 @@ def serial(
 
 def trained(rank: int, strategy: ob.Strategy, steps: int = 5, seed: int = 0, **settings: Any) -> Tensor:
     model = net(seed)
-    with ob.attach(sgd(model), model, strategy, patience_s=20, **settings) as optimizer:
+    with ob.attach(sgd(model), model, strategy, patience_s=PATIENCE_S, **settings) as optimizer:
         for t in range(steps):
             optimizer.zero_grad()
             loss(model, rank, t).backward()
@@ -199,7 +200,7 @@ def s_mixed_precision(rank: int) -> Any:
                 inner = sgd(model)
                 steps = [0]
                 inner.register_step_post_hook(lambda *_, steps=steps: steps.__setitem__(0, steps[0] + 1))
-                optimizer = ob.attach(inner, model, strategy, patience_s=20)
+                optimizer = ob.attach(inner, model, strategy, patience_s=PATIENCE_S)
                 scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
                 for t in range(6):
                     x, y = batch(rank, t)
@@ -469,7 +470,7 @@ def s_foreign_effect(rank: int) -> Any:
     said = []
 
     def use() -> None:
-        with ob.attach(sgd(model), model, strategy, patience_s=5) as optimizer:
+        with ob.attach(sgd(model), model, strategy, patience_s=PATIENCE_S) as optimizer:
             loss(model, rank, 0).backward()
             said.append(attempt(optimizer.step))
             raise ValueError("leave")
@@ -581,7 +582,7 @@ def s_a_backward_without_its_step(rank: int) -> Any:
     out = {}
     for strategy in (ob.allreduce(), ob.local_sgd(period=2), ob.dpsgd(), ob.qsgd()):
         model = net()
-        optimizer = ob.attach(sgd(model), model, strategy, patience_s=20)
+        optimizer = ob.attach(sgd(model), model, strategy, patience_s=PATIENCE_S)
         for t in range(4):
             optimizer.zero_grad()
             loss(model, rank, t).backward()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 import warnings
 from collections import UserDict, namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
-from attach_jobs import flat, net
+from attach_jobs import PATIENCE_S, flat, net
 from forge import attempt
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -42,35 +44,82 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 def attached(strategy: ob.Strategy, **settings: Any) -> tuple[nn.Module, ob.Attached]:
     model = net()
-    return model, ob.attach(sgd(model), model, strategy, patience_s=20, **settings)
+    return model, ob.attach(sgd(model), model, strategy, patience_s=PATIENCE_S, **settings)
 
 
 def learn(model: nn.Module, piece: Any) -> None:
     F.mse_loss(model(piece[0]), piece[1]).backward()
 
 
+class Pace:
+    """What a worker does besides learning: before the k-th micro-batch of round r, and when it is through the round."""
+
+    def before(self, r: int, k: int, rows: int) -> None:
+        """Nothing."""
+
+    def through(self, r: int) -> None:
+        """Nothing."""
+
+
+class Sleeps(Pace):
+    """Sleeps ``seconds(r, rows)`` before each micro-batch."""
+
+    def __init__(self, seconds: Callable[[int, int], float]) -> None:
+        self._seconds = seconds
+
+    def before(self, r: int, k: int, rows: int) -> None:
+        time.sleep(self._seconds(r, rows))
+
+
+class Held(Pace):
+    """Workers that are held in a round until another one is through it: an order of events, whatever the machine does.
+
+    ``held(r)`` tells who is held in round r, each before which of its micro-batches; never all of them. When another
+    worker is through, the bell is on its way; from one micro-batch to the next it is given more time to come.
+    """
+
+    def __init__(self, rank: int, name: str, held: Callable[[int], Mapping[int, int]]) -> None:
+        self._rank, self._held = rank, held
+        self._folder = Path(os.environ["JOB_FOLDER"], name)
+        self._folder.mkdir(exist_ok=True)
+
+    def before(self, r: int, k: int, rows: int) -> None:
+        first = self._held(r).get(self._rank)
+        if first is None or k < first:
+            return
+        others = [self._folder / f"{r}-{rank}" for rank in range(SIZE) if rank != self._rank]
+        while not any(file.exists() for file in others):
+            time.sleep(0.001)
+        time.sleep(min(0.02 * 8 ** (k - first), 0.5))
+
+    def through(self, r: int) -> None:
+        (self._folder / f"{r}-{self._rank}").touch()
+
+
 def train(
     rank: int,
     strategy: ob.Strategy,
     batches: int = 6,
-    pause: Callable[[int], None] = lambda rows: None,
+    pace: Pace | None = None,
     rows: int = ROWS,
     **settings: Any,
 ) -> dict[str, Any]:
     """A run over a loader. The log: weights before, numbers of the samples, weights after, how many pieces at most."""
     model, optimizer = attached(strategy, **settings)
+    pace = pace or Pace()
     log, micro = [], []
     with optimizer:
-        for batch in optimizer.batches(loader(rank, batches, rows)):
+        for r, batch in enumerate(optimizer.batches(loader(rank, batches, rows))):
             before, seen = flat(model), []
             pieces = optimizer.micro_batches(batch)
             micro.append(optimizer.me.memory.n)
             most = len(pieces)
-            for piece in pieces:
+            for k, piece in enumerate(pieces):
                 assert torch.equal(flat(model), before), "the weights changed within a round"
-                pause(len(piece[0]))
+                pace.before(r, k, len(piece[0]))
                 learn(model, piece)
                 seen.append(piece[2].tolist())
+            pace.through(r)
             optimizer.step()
             log.append((before, seen, flat(model), most))
     return {"log": log, "final": flat(model), "used": optimizer.samples_used, "micro": micro}
@@ -120,21 +169,30 @@ def s_one_micro_batch(rank: int) -> Any:
     return {k: (train(rank, ob.nonblocking(1, k))["final"] - plain(s)).abs().max().item() for k, s in twins.items()}
 
 
-def slower(rank: int) -> Callable[[int], None]:
-    return lambda rows: time.sleep(rows * (0.004 if rank == 3 else 0.001))
+HELD_ROUNDS = 6  # of 8 batches: in these everybody has data
 
 
-def stalling(rank: int) -> Callable[[int], None]:
-    draw = random.Random(rank)
-    return lambda rows: time.sleep(0.1 if draw.random() < 0.06 else rows * 0.001)
+def slower(rank: int) -> Pace:
+    return Sleeps(lambda _, rows: rows * (0.004 if rank == 3 else 0.001))
 
 
-def s_one_4_times_slower(rank: int) -> Any:
-    return {over: train(rank, ob.nonblocking(4, over), 8, slower(rank)) for over in FORMS}
+def stalls(r: int) -> dict[int, int]:
+    """Who stalls in round r, and where: any but one, at random."""
+    draw = random.Random(r)
+    return {
+        rank: draw.randrange(2) for rank in range(SIZE) if r < HELD_ROUNDS and rank != r % SIZE and draw.random() < 0.5
+    }
+
+
+def s_one_that_is_always_last(rank: int) -> Any:
+    def last(r: int) -> dict[int, int]:
+        return {3: 0} if r < HELD_ROUNDS else {}
+
+    return {over: train(rank, ob.nonblocking(4, over), 8, Held(rank, f"last {over}", last)) for over in FORMS}
 
 
 def s_stalls(rank: int) -> Any:
-    return {over: train(rank, ob.nonblocking(4, over), 8, stalling(rank)) for over in FORMS}
+    return {over: train(rank, ob.nonblocking(4, over), 8, Held(rank, f"stalls {over}", stalls)) for over in FORMS}
 
 
 def s_weighting_by_workers(rank: int) -> Any:
@@ -241,13 +299,14 @@ def s_cuts_by_cost(rank: int) -> Any:
 
 
 def s_micro_auto(rank: int) -> Any:
-    pause = lambda rows: time.sleep(rows * (0.002 if rank == 3 else 0.0005))  # noqa: E731
-    return train(rank, ob.nonblocking("auto"), 10, pause, rows=32)
+    pace = Held(rank, "micro auto", lambda r: {3: 0} if r < 5 else {})  # the rounds after which the number is adapted
+    return train(rank, ob.nonblocking("auto"), 10, pace, rows=32)
 
 
 def s_stop_auto(rank: int) -> Any:
-    pause = lambda rows: time.sleep(rows * (0.02 if rank == 3 else 0.002))  # noqa: E731
-    return train(rank, ob.nonblocking(8, stop="auto"), 6, pause, rows=16)
+    """Rank 3's batches take 1.2 s and more where they are compared; a fast one's 32 ms, or several times that."""
+    pace = Sleeps(lambda r, rows: 0.15 if rank == 3 and 1 <= r < 6 else rows * 0.002)
+    return train(rank, ob.nonblocking(8, stop="auto"), 6, pace, rows=16)
 
 
 def s_bad_batches(rank: int) -> Any:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from attach_jobs import flat, net
 from forge import Job
-from nonblocking_jobs import FORMS, LR, ROWS, SIZE, samples
+from nonblocking_jobs import FORMS, HELD_ROUNDS, LR, ROWS, SIZE, samples
 from torch.nn import functional as F
 
 from offbeat import topology
@@ -24,7 +24,7 @@ SCENARIOS = [name for name in vars(jobs) if name.startswith("s_")]
 
 @pytest.fixture(scope="module")
 def told() -> Callable[[Callable[[int], Any]], list[Any]]:
-    (outcomes,) = forge.run([Job("forge", "table", SIZE, ("nonblocking_jobs", SCENARIOS), timeout_s=180)])
+    (outcomes,) = forge.run([Job("forge", "table", SIZE, ("nonblocking_jobs", SCENARIOS), timeout_s=600)])
     tables = forge.values(outcomes)
 
     def of(scenario: Callable[[int], Any]) -> list[Any]:
@@ -104,21 +104,24 @@ def test_one_micro_batch_is_allreduce_dpsgd_and_matcha(told: Told) -> None:
         assert max(differences.values()) < 1e-14, differences
 
 
+def stopped(run: dict[str, Any]) -> list[bool]:
+    """Of each round, whether the worker was stopped before it was through its batch."""
+    return [len(pieces) < most for _, pieces, _, most in run["log"]]
+
+
 @pytest.mark.parametrize("over", FORMS)
-def test_with_one_worker_4_times_slower_every_update_is_the_gradient_of_what_was_finished(
-    told: Told, over: str
-) -> None:
-    runs = [run[over] for run in told(jobs.s_one_4_times_slower)]
+def test_with_one_worker_always_last_every_update_is_the_gradient_of_what_was_finished(told: Told, over: str) -> None:
+    runs = [run[over] for run in told(jobs.s_one_that_is_always_last)]
     judge(over, runs, 4, [8] * SIZE)
-    first = [[len(pieces) for _, pieces, _, _ in run["log"][:6]] for run in runs]
-    assert sum(first[3]) < 0.7 * sum(first[0]), "the slow worker was never stopped by the bell"
+    rounds = stopped(runs[3])[:HELD_ROUNDS]
+    assert 2 * sum(rounds) >= len(rounds), "the bell had rung, and the slow worker went on"
 
 
 @pytest.mark.parametrize("over", FORMS)
 def test_with_random_stalls_every_update_is_the_gradient_of_what_was_finished(told: Told, over: str) -> None:
     runs = [run[over] for run in told(jobs.s_stalls)]
     judge(over, runs, 4, [8] * SIZE)
-    assert any(len(pieces) < 4 for run in runs for _, pieces, _, _ in run["log"])
+    assert any(any(stopped(run)) for run in runs)
 
 
 def test_weighting_by_workers_is_the_mean_of_the_workers_means(told: Told) -> None:
@@ -199,8 +202,7 @@ def test_a_learned_deadline_stops_the_slow_worker_and_loses_nothing(told: Told) 
     for run in runs:
         assert [n for _, pieces, _, _ in run["log"] for piece in pieces for n in piece] == list(range(6 * 16))
     assert [len(run["log"][0][1]) for run in runs] == [8] * SIZE, "nothing is known in the first round"
-    slow = [len(pieces) for _, pieces, _, _ in runs[3]["log"][2:6]]
-    assert sum(slow) < 0.8 * 8 * len(slow), slow
+    assert any(stopped(runs[3])[2:6])
 
 
 def test_a_batch_that_makes_no_sense_is_refused_in_a_sentence_and_can_be_replaced(told: Told) -> None:
@@ -306,7 +308,7 @@ def test_sums_are_kept_wide(told: Told) -> None:
 
 @pytest.mark.parametrize("how", ["loss", "unequal"])
 def test_an_error_on_one_rank_ends_all_with_its_sentence(how: str) -> None:
-    (outcomes,) = forge.run([Job("nonblocking_jobs", "failing", SIZE, (how,), timeout_s=40)])
+    (outcomes,) = forge.run([Job("nonblocking_jobs", "failing", SIZE, (how,), timeout_s=180)])
     words = "the loss of rank 1 is out of luck" if how == "loss" else "give all of them one row a sample"
     for rank, outcome in enumerate(outcomes):
         assert not outcome.hung

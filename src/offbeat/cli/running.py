@@ -11,30 +11,8 @@ from typing import Annotated
 import typer
 
 from offbeat import delays
-from offbeat.cli.options import (
-    Algorithm,
-    Bandwidth,
-    CodecName,
-    Compute,
-    Delay,
-    Json,
-    Latency,
-    LiveCompute,
-    LiveTaskName,
-    Parameters,
-    ReportFolder,
-    Samples,
-    Scene,
-    Seed,
-    Settings,
-    Steps,
-    StrategyName,
-    TaskName,
-    TraceFile,
-    VirtualTime,
-    Workers,
-    read_scene,
-)
+from offbeat.cli.asked import Files, LiveOptions, SimulatedOptions, Tuning, grouped, members
+from offbeat.cli.options import Scene, StrategyName
 from offbeat.cli.output import Outputs, show, show_slow
 from offbeat.cli.progress import Meter, meters
 from offbeat.cli.settings import label, plain_settings, read_strategy
@@ -51,26 +29,8 @@ USUAL = ("allreduce", "local_sgd", "adaptive", "dasgd")
 OneRun = Callable[[Strategy, Scene, bool, Meter], Run | LiveRun | None]
 
 
-def simulate(
-    strategy: StrategyName,
-    workers: Workers = None,
-    steps: Steps = None,
-    samples: Samples = None,
-    seconds: VirtualTime = None,
-    task: TaskName = "digits",
-    delay: Delay = "none",
-    compute: Compute = None,
-    bandwidth: Bandwidth = None,
-    latency: Latency = None,
-    algorithm: Algorithm = None,
-    parameters: Parameters = None,
-    seed: Seed = "0",
-    codec: CodecName = None,
-    set_: Settings = None,
-    json: Json = None,
-    report: ReportFolder = None,
-    trace: TraceFile = None,
-) -> None:
+@grouped
+def simulate(*, strategy: StrategyName, ask: SimulatedOptions, tuning: Tuning, files: Files) -> None:
     """Run a strategy in virtual time, with any number of workers (8, if you do not say).
 
     The gradients are real, the clock is not: 1,024 workers fit into this process. With `--task none` only time
@@ -80,41 +40,13 @@ def simulate(
 
     `offbeat simulate dasgd --set delay=2 --task none --parameters 25.6M --bandwidth 1Gbps`
     """
-    outputs = Outputs(json, report, trace)
-    outputs.check()
-    made = read_strategy(strategy, set_ or (), codec)
-    scene = read_scene(
-        workers=workers,
-        steps=steps,
-        samples=samples,
-        seconds=seconds,
-        task=task,
-        delay=delay,
-        compute=compute,
-        bandwidth=bandwidth,
-        latency=latency,
-        algorithm=algorithm,
-        parameters=parameters,
-        seed=seed,
-        live=False,
-    )
-    _run_all([made], scene, _simulated, outputs)
+    files.check()
+    made = tuning.strategy(strategy)
+    _run_all([made], ask.scene(), _simulated, files)
 
 
-def train(
-    strategy: StrategyName,
-    workers: Workers = None,
-    steps: Steps = None,
-    task: LiveTaskName = "digits",
-    delay: Delay = "none",
-    compute: LiveCompute = None,
-    seed: Seed = "0",
-    codec: CodecName = None,
-    set_: Settings = None,
-    json: Json = None,
-    report: ReportFolder = None,
-    trace: TraceFile = None,
-) -> None:
+@grouped
+def train(*, strategy: StrategyName, ask: LiveOptions, tuning: Tuning, files: Files) -> None:
     """Train with real processes: N of this machine (4, if you do not say), or as a member of a bigger job.
 
     The processes are started by torchrun's own machinery. Where torchrun, or anything that sets RANK and WORLD_SIZE,
@@ -124,43 +56,21 @@ def train(
 
     `torchrun --nnodes 2 --nproc-per-node 4 … -m offbeat train dasgd`
     """
-    outputs = Outputs(json, report, trace)
-    outputs.check()
-    made = read_strategy(strategy, set_ or (), codec)
-    scene = read_scene(
-        workers=workers,
-        steps=steps,
-        task=task,
-        delay=delay,
-        compute=compute,
-        seed=seed,
-        live=True,
-        members=_members(),
-    )
-    _run_live([made], scene, outputs)
+    files.check()
+    made = tuning.strategy(strategy)
+    _run_live([made], ask.scene(), files)
 
 
+@grouped
 def compare(
+    *,
     strategies: Annotated[
         list[str] | None,
         typer.Argument(metavar="STRATEGY", help=f"Names, with settings or without.  [default: {' '.join(USUAL)}]"),
     ] = None,
     live: Annotated[bool, typer.Option("--live/--simulated", help="With real processes, or in virtual time.")] = False,
-    workers: Workers = None,
-    steps: Steps = None,
-    samples: Samples = None,
-    seconds: VirtualTime = None,
-    task: TaskName = "digits",
-    delay: Delay = "none",
-    compute: Compute = None,
-    bandwidth: Bandwidth = None,
-    latency: Latency = None,
-    algorithm: Algorithm = None,
-    parameters: Parameters = None,
-    seed: Seed = "0",
-    json: Json = None,
-    report: ReportFolder = None,
-    trace: TraceFile = None,
+    ask: SimulatedOptions,
+    files: Files,
 ) -> None:
     """Run several strategies with the same seed and the same delays, side by side; the first is what counts as 1×.
 
@@ -171,38 +81,17 @@ def compare(
 
     `offbeat compare --live allreduce local_sgd:period=4 local_sgd:period=16,codec=qsgd8`
     """
-    outputs = Outputs(json, report, trace)
-    outputs.check()
+    files.check()
     made = [read_strategy(words) for words in strategies or USUAL]
-    scene = read_scene(
-        workers=workers,
-        steps=steps,
-        samples=samples,
-        seconds=seconds,
-        task=task,
-        delay=delay,
-        compute=compute,
-        bandwidth=bandwidth,
-        latency=latency,
-        algorithm=algorithm,
-        parameters=parameters,
-        seed=seed,
-        live=live,
-        members=_members() if live else None,
-    )
+    scene = ask.scene(live)
     if live:
-        _run_live(made, scene, outputs)
+        _run_live(made, scene, files)
     else:
-        _run_all(made, scene, _simulated, outputs)
-
-
-def _members() -> int | None:
-    """The size of the job that torchrun made this process a member of, if it did."""
-    return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
+        _run_all(made, scene, _simulated, files)
 
 
 def _run_live(made: Sequence[Strategy], scene: Scene, outputs: Outputs) -> None:
-    if _members() is None:
+    if members() is None:
         _run_all(made, scene, _launched, outputs)
     else:
         _run_all(made, scene, _taken_part, outputs, around=joined(), silent=os.environ["RANK"] != "0")
