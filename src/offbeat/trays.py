@@ -6,6 +6,7 @@ A tray is written by its worker and read by its worker's clerk. A snapshot carri
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from offbeat.rounds import Absent, CatchUp
@@ -44,71 +45,105 @@ class Snapshot:
 
 @dataclass
 class Tray:
-    """One worker's tray. Not safe by itself: the live world holds a lock around each method."""
+    """One worker's tray. Not safe by itself: the live world holds a lock around each method.
+
+    ``new`` gives memory to copy into, where that is special. ``scale``: what gradients are multiplied with on their way
+    into the tray.
+    """
 
     absent: Absent
+    new: Callable[[], Vec] | None = None
+    scale: float = 1.0
     value: Vec | None = None
     pieces: list[Piece] = field(default_factory=list)
     deposits: int = 0
     lost: list[Piece] = field(default_factory=list)
     spare: list[Vec] = field(default_factory=list)  # memory that nobody reads any more: fresh pages are slow
+    _is_out: bool = False  # a snapshot of shared weights is on its way
+    _since: Vec | None = None  # what was added to them meanwhile
 
-    def deposit(self, x: Vec, piece: Piece) -> None:
+    def deposit(self, x: Vec, piece: Piece, weight: float = 1.0) -> None:
         """Add a gradient to what is owed, a step to shared weights, or put newer weights in place of the old ones.
 
-        ``x`` is copied.
+        ``x`` is copied; a gradient counts ``weight``.
         """
         self.deposits += 1
-        if self.absent in ("carry", "shared") and self.value is not None:
-            self.value.add_(x)
+        if self.absent == "shared" and self.value is not None:
+            self._add(x)
+            self.pieces.append(piece)
+            return
+        factor = weight if self.absent in ("last", "shared") else weight * self.scale
+        if self.absent == "carry" and self.value is not None:
+            self.value.add_(x, alpha=factor)
             self.pieces.append(piece)
             return
         if self.absent == "drop":
             self.lost += self.pieces
-        if self.value is None:
-            self.value = self._copy(x)
-        else:
-            self.value.copy_(x)
+        self.value = self._copy(x, factor) if self.value is None else x.put_into(self.value, factor)
         self.pieces = [piece]
 
-    def _copy(self, x: Vec | None) -> Vec | None:
-        if x is None or not self.spare:
-            return x.clone() if x is not None else None
-        return self.spare.pop().copy_(x)
+    def _add(self, step: Vec) -> None:
+        assert self.value is not None
+        if not self._is_out:
+            self.value.add_(step)
+        elif self._since is None:
+            self._since = self._copy(step)
+        else:
+            self._since.add_(step)
+
+    def _copy(self, x: Vec, factor: float = 1.0) -> Vec:
+        if self.new is None:
+            return x.clone() if factor == 1.0 else x * factor
+        return x.put_into(self.memory(), factor)
+
+    def memory(self) -> Vec:
+        """Some to write into, where ``new`` is given."""
+        assert self.new is not None
+        return self.spare.pop() if self.spare else self.new()
 
     def discard(self, piece: Piece) -> None:
         """A gradient that came too late, where late ones are dropped."""
         self.deposits += 1
         self.lost.append(piece)
 
-    def snapshot(self, version: int, made_for_it: bool) -> Snapshot:
+    def snapshot(self, version: int, made_for_it: bool, scale: float = 1.0) -> Snapshot:
         """What the worker gives to round ``version``; gradients leave the tray, weights stay in it.
 
         ``made_for_it``: whether the newest piece was made for this round (else it is lost where late ones are dropped).
+        ``scale``: what weights are multiplied with.
         """
-        if self.absent == "last":
-            return Snapshot(self._copy(self.value), tuple(self.pieces), self.deposits)
-        value, pieces = self.value, self.pieces
-        self.pieces = []
-        if self.absent == "shared":
-            return Snapshot(self._copy(value), tuple(pieces), self.deposits)
-        self.value = None
+        value, pieces = self.value, tuple(self.pieces)
+        if self.absent in ("last", "shared"):
+            if self.absent == "shared":
+                self.pieces, self._is_out = [], True
+            return Snapshot(None if value is None else self._copy(value, scale), pieces, self.deposits)
+        self.value, self.pieces = None, []
         if self.absent == "drop" and pieces and not made_for_it:
             self.lost += pieces
-            value, pieces = None, []
-        return Snapshot(value, tuple(pieces), self.deposits)
+            value, pieces = None, ()
+        return Snapshot(value, pieces, self.deposits)
 
-    def adopt(self, sent: Snapshot, mean: Vec) -> None:
+    def adopt(self, mean: Vec) -> None:
         """Shared weights follow the round: what was sent becomes the mean, and what was added since stays on top.
 
         So the sum over all workers changes only by what they add, whoever was late.
         """
         assert self.value is not None, "shared weights are there from the beginning"
-        assert sent.value is not None, "and so they are in every snapshot"
-        if self.deposits == sent.deposits:
-            self.value.copy_(mean)
-        else:
-            self.value.add_(mean - sent.value)
+        self.value.copy_(mean)
+        if self._since is not None:
+            self.value.add_(self._since)
+            self.spare.append(self._since)
+        self._is_out, self._since = False, None
+
+    def shown(self) -> Vec | None:
+        """A copy of shared weights, with everything that was added."""
+        if self.value is None:
+            return None
+        return self.value.clone() if self._since is None else self.value + self._since
+
+    def owed(self) -> Vec | None:
+        """A copy of the gradients in the tray, as they came."""
+        return None if self.value is None else self.value * (1.0 / self.scale)
 
     def put_back(self, snapshot: Snapshot) -> None:
         """The round failed: what was taken is owed again, or lost if something newer has taken its place."""

@@ -77,6 +77,15 @@ class Vec:
             p.copy_(q)
         return self
 
+    def put_into(self, target: Vec, scale: float = 1.0) -> Vec:
+        """Let ``target`` be ``scale`` times this vector, in one go."""
+        for p, q in zip(target.parts, self.parts, strict=True):
+            if scale == 1.0:
+                p.copy_(q)
+            else:
+                torch.mul(q, scale, out=p)
+        return target
+
     def add_(self, other: Vec, alpha: float = 1.0) -> Vec:
         for p, q in zip(self.parts, other.parts, strict=True):
             p.add_(q, alpha=alpha)

@@ -22,18 +22,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
 from offbeat.effects import Channel, Got
 from offbeat.live.board import Board
 from offbeat.live.errors import OffbeatError, PeerFailed
 from offbeat.live.hub import Frame, Word, lost, read_frame
+from offbeat.live.parcels import Parcel
 from offbeat.live.parties import Parties
 from offbeat.live.staging import Staging
 from offbeat.nodes import Nodes
 from offbeat.rounds import Place
 from offbeat.trace import Round, Trace
-from offbeat.trays import Piece, Snapshot, Tray
+from offbeat.trays import Piece, Tray
 from offbeat.vector import Vec
 
 LOOK_S = 0.1  # how often a waiting worker looks at the board
@@ -45,8 +44,8 @@ Apply = Callable[[list[Got]], None]
 
 @dataclass(frozen=True)
 class _Result:
-    value: Vec
-    snapshot: Snapshot
+    value: Parcel
+    deposits: int  # of this worker that are in it
     full: bool
     count: int
 
@@ -74,9 +73,11 @@ class Clerk:
         self._board, self._trace, self._seed, self._patience_s = board, trace, seed, patience_s
         self._nodes, self._rank, self._size = nodes, nodes.of(board.rank), nodes.count  # a node is one worker here
         self._lock = threading.Condition()
-        self._tray, self.place = Tray(channel.rules.absent), Place(channel.rules)
+        self._tray, self.place = Tray(channel.rules.absent, lambda: Parcel(like, self._size)), Place(channel.rules)
+        if not channel.rules.of_weights and self._divides_early(self._size):
+            self._tray.scale = 1.0 / self._size
         self._results: dict[int, _Result] = {}
-        self._lent: list[Vec] = []  # results that the strategy may still be reading
+        self._lent: list[Parcel] = []  # results that the strategy may still be reading
         self._failure: BaseException | None = None
         self._flushed = self._finished = False
         self._waits_since: dict[int, float] = {}
@@ -95,16 +96,14 @@ class Clerk:
         bounded = self._channel.rules.bound is not None
         mine, step = self._staging.down(x), step - self._first_step
         with self._lock:
-            # What was handed out before has been read by now (rule 4 of the effects), so its memory is free.
-            self._tray.spare, self._lent = [*self._tray.spare, *self._lent][-2:], []
+            self._reclaim()
             self._wait_for(self.place.outstanding + 1 if self.place.must_wait_first() else 0)
             piece = Piece(step, self.place.base)
             position = self.place.arrive(step)
             if position is None and self._channel.rules.absent == "drop":
                 self._tray.discard(piece)
             else:
-                weight = self.place.weight()
-                self._tray.deposit(mine if weight == 1.0 else mine * weight, piece)
+                self._tray.deposit(mine, piece, self.place.weight())
             needed = self.place.waits_for(position)
             next_base = max(self.place.takes_at_least(step), needed)
         # The deposit is in the tray before anybody is told of it: a round that counts on it finds it.
@@ -194,16 +193,21 @@ class Clerk:
 
     def _next(self) -> Got | None:
         """The oldest result not taken yet, if there is one."""
+        self._reclaim()
         version = self.place.taken
         if version >= self.place.results:
             return None
         self.place.taken = self.place.base = version + 1
         return self._got(version)
 
+    def _reclaim(self) -> None:
+        """What was handed out before has been read when a worker comes again (rule 4): its memory is free."""
+        self._tray.spare, self._lent = [*self._tray.spare, *self._lent][-2:], []
+
     def owed(self) -> Vec | None:
         """A copy of the gradients in the tray, for a checkpoint."""
         with self._lock:
-            return self._tray.value.clone() if self._tray.value is not None else None
+            return self._tray.owed()
 
     @property
     def wire_bytes(self) -> int:
@@ -257,11 +261,11 @@ class Clerk:
 
     def _got(self, version: int) -> Got:
         result, late = self._results.pop(version), self._channel.rules.late
-        fresh = result.snapshot.deposits >= self._tray.deposits - late
-        value = result.value
+        fresh = result.deposits >= self._tray.deposits - late
+        value: Vec = result.value
         self._lent.append(result.value)
-        if self._channel.rules.absent == "shared" and self._tray.value is not None:
-            value = self._tray.value.clone()
+        if self._channel.rules.absent == "shared" and (shown := self._tray.shown()) is not None:
+            value = shown
         return Got(version, self._staging.up(value), fresh, result.full, result.count)
 
     def _tell(self, word: Word, a: int = 0, b: int = 0, c: int = -1) -> None:
@@ -301,25 +305,34 @@ class Clerk:
         ranks = everyone if full else self._channel.whom(version).block(self._rank)
         if ranks is None:
             raise ValueError(f"partial rounds average within groups, not along {self._channel.whom(version)}")
+        divisor = len(ranks) if rules.of_weights else self._size
+        # Powers of two divide exactly, so it does not matter when; on the way into the parcel it costs nothing.
+        scale = 1.0 / divisor if rules.of_weights and self._divides_early(divisor) else 1.0
         with self._lock:
             pieces = self._tray.pieces
             in_time = bool(pieces) and not flush and self.place.made_for(version, pieces[-1].base)
-            shot = self._tray.snapshot(version, in_time)
-        keep = rules.absent == "shared"  # what was sent is needed when the result is there
-        parts = [p.clone() if keep else p for p in shot.value.parts] if shot.value is not None else None
+            shot = self._tray.snapshot(version, in_time, scale)
+            given = shot.value if shot.value is not None else self._tray.memory().zero_()
+        assert isinstance(given, Parcel)
         entry = 0
         if (staleness := shot.staleness(version)) is not None:
             entry = 2 * (staleness + 1) + shot.fresh(version, rules.catch_up)
-        record = torch.zeros(self._size, dtype=torch.int64)
-        record[self._rank] = entry
-        divisor = len(ranks) if rules.of_weights else self._size
-        key = (self._seed, self._rank, version)
-        total = self._parties.total(parts, self._like, record, ranks, version, self._channel.codec, key)
-        for p in total:
-            p.div_(divisor)
-        if flush and not bool(record.any()):
+        given.note(self._rank, entry)
+        if self._channel.codec is None:
+            self._parties.total(given, ranks, version)
+        else:
+            key = (self._seed, self._rank, version)
+            self._parties.coded_total(given, ranks, version, self._channel.codec, key)
+        if not self._divides_early(divisor):
+            for p in given.parts:
+                p.div_(divisor)
+        record = given.entries()
+        if flush and not any(record):
             return  # nothing was owed: no result, so that no optimiser moves
-        self._deliver(version, started_by, ranks, record.tolist(), _Result(Vec(total), shot, full, len(ranks)))
+        self._deliver(version, started_by, ranks, record, _Result(given, shot.deposits, full, len(ranks)))
+
+    def _divides_early(self, divisor: int) -> bool:
+        return self._channel.codec is None and divisor & (divisor - 1) == 0
 
     def _deliver(
         self, version: int, started_by: int, ranks: tuple[int, ...], record: list[int], result: _Result
@@ -333,7 +346,7 @@ class Clerk:
                 seen = Round(version, started_by, fresh, staleness, waited, now)
                 self._trace.rounds.append(seen.spread_over(self._nodes))
             if self._channel.rules.absent == "shared":
-                self._tray.adopt(result.snapshot, result.value)
+                self._tray.adopt(result.value)
             self._results[version] = result
             self.place.results = version + 1
             self._lock.notify_all()

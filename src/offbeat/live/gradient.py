@@ -33,3 +33,16 @@ class OwnGradient(Vec):
                         view.copy_(p.grad)
             self._gathered = tuple(gathered)
         return self._gathered
+
+    def put_into(self, target: Vec, scale: float = 1.0) -> Vec:
+        if self._gathered is not None:
+            return super().put_into(target, scale)
+        with torch.no_grad():
+            for view, p in zip(self._flat.layout.views(target.parts), self._flat.params, strict=True):
+                if p.grad is None:
+                    view.zero_()
+                elif scale == 1.0:
+                    view.copy_(p.grad)
+                else:
+                    torch.mul(p.grad, scale, out=view)
+        return target

@@ -17,8 +17,8 @@ import socket
 import struct
 import threading
 from collections import Counter
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from offbeat.live.board import Board
 from offbeat.live.errors import OffbeatError
@@ -48,8 +48,7 @@ class Word(IntEnum):
     STARTED = 13  # how many rounds have started: the answer to "back"
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     word: Word
     rank: int
     a: int = 0

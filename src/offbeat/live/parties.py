@@ -6,6 +6,8 @@ wait for each other; the rest when they are first needed. "Ranks" are those of n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -13,12 +15,12 @@ from offbeat.codec import Codec
 from offbeat.effects import Channel
 from offbeat.live.board import Board
 from offbeat.live.group import Group
+from offbeat.live.parcels import Parcel
 from offbeat.live.waiting import Waiter
 from offbeat.nodes import Nodes
-from offbeat.vector import Vec, wide
+from offbeat.vector import Vec
 
 MADE_AT_ONCE = 16
-SMALL = 2**16  # numbers
 
 
 class Parties:
@@ -41,62 +43,31 @@ class Parties:
             self._groups[ranks] = Group(name, leaders, self._board, self._waiter)
         return self._groups[ranks]
 
-    def total(
-        self,
-        parts: list[Tensor] | None,
-        like: Vec,
-        record: Tensor,
-        ranks: tuple[int, ...],
-        version: int,
-        codec: Codec | None,
-        key: tuple[int, int, int],
-    ) -> list[Tensor]:
-        """The sum of the members' ``parts`` (None: nothing to give) in memory of its own; of ``record`` in place."""
-        if codec is not None:
-            return self._coded(parts, like, record, ranks, version, codec, key)
-        mine = parts if parts is not None else _zeros(like)
+    def total(self, given: Parcel, ranks: tuple[int, ...], version: int) -> None:
+        """The sum of what the members give, and of their records, in place."""
         group = self._group(ranks)
-        if group is None:
-            return mine
-        self.wire_bytes += sum(2 * (len(ranks) - 1) * t.numel() * t.element_size() // len(ranks) for t in mine)
-        first = mine[0].numel()
-        if first > SMALL:
-            self._waiter.wait([group.all_reduce(t) for t in (record, *mine)], f"round {version}")
-            return mine
-        # A small sum costs latency only: the record rides along. (Its numbers are small: exact in any float.)
-        fused = torch.cat([mine[0], record.to(mine[0].dtype)])
-        self._waiter.wait([group.all_reduce(t) for t in (fused, *mine[1:])], f"round {version}")
-        record.copy_(fused[first:].round())
-        return [fused[:first], *mine[1:]]
+        if group is not None:
+            self.wire_bytes += sum(
+                2 * (len(ranks) - 1) * p.numel() * p.element_size() // len(ranks) for p in given.parts
+            )
+            self._waiter.wait([group.all_reduce(t) for t in given.whole], f"round {version}")
 
-    def _coded(
-        self,
-        parts: list[Tensor] | None,
-        like: Vec,
-        record: Tensor,
-        ranks: tuple[int, ...],
-        version: int,
-        codec: Codec,
-        key: tuple[int, int, int],
-    ) -> list[Tensor]:
-        mine = parts if parts is not None else _zeros(like)
-        message = torch.cat([codec.encode(p, (*key, k)) for k, p in enumerate(mine)])
+    def coded_total(
+        self, given: Parcel, ranks: tuple[int, ...], version: int, codec: Codec, key: tuple[int, int, int]
+    ) -> None:
+        """The same of coded vectors. Who gives nothing adds nothing, whatever its codec makes of zeros."""
+        message = torch.cat([codec.encode(p, (*key, k)) for k, p in enumerate(given.parts)])
         gathered = [message]
-        given = bool(record[self._rank])
         group = self._group(ranks)
         if group is not None:
             gathered = [torch.empty_like(message) for _ in ranks]
+            record = torch.from_numpy(given.record)
             self.wire_bytes += (len(ranks) - 1) * message.numel()
             self._waiter.wait([group.all_reduce(record), group.all_gather(gathered, message)], f"round {version}")
-        total = [torch.zeros_like(p) for p in mine]
+        given.zero_()
         for r, theirs in zip(ranks, gathered, strict=True):
-            start = 0
-            for t, p in zip(total, mine, strict=True):
-                length = codec.message_bytes(p.numel(), p.element_size())
-                if bool(record[r]) or (given and r == self._rank):
-                    t += codec.decode(theirs[start : start + length], p)
-                start += length
-        return total
+            if given.record[r]:
+                given.add_(_decoded(theirs, given.parts, codec))
 
     def give_up(self) -> None:
         """End a wait under way."""
@@ -106,5 +77,10 @@ class Parties:
         return list(self._groups.values())
 
 
-def _zeros(like: Vec) -> list[Tensor]:
-    return [torch.zeros(p.numel(), dtype=wide(p.dtype)) for p in like.parts]
+def _decoded(message: Tensor, likes: Sequence[Tensor], codec: Codec) -> Vec:
+    parts, start = [], 0
+    for like in likes:
+        length = codec.message_bytes(like.numel(), like.element_size())
+        parts.append(codec.decode(message[start : start + length], like))
+        start += length
+    return Vec(parts)

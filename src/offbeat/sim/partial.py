@@ -79,8 +79,7 @@ class Partial:
         if position is None and self.channel.rules.absent == "drop":
             seat.tray.discard(piece)
         else:
-            weight = place.weight()
-            seat.tray.deposit(x if weight == 1.0 else x * weight, piece)
+            seat.tray.deposit(x, piece, place.weight())
         needed = place.waits_for(position)
         if position is None:
             self._start(rank, self.referee.passed(rank, piece.base))
@@ -105,8 +104,8 @@ class Partial:
         value, shot, full, count = seat.results.pop(version)
         rules, tray = self.channel.rules, seat.tray
         fresh = shot.deposits >= tray.deposits - rules.late  # a late result knows nothing of the deposit just made
-        if rules.absent == "shared" and tray.value is not None:
-            value = tray.value.clone()
+        if rules.absent == "shared" and (shown := tray.shown()) is not None:
+            value = shown
         return Got(version, value, fresh, full, count)
 
     # A worker without data.
@@ -225,7 +224,7 @@ class Partial:
         for r in ranks:
             seat = self.seats[r]
             if self.channel.rules.absent == "shared":
-                seat.tray.adopt(shots[r], value)
+                seat.tray.adopt(value)
             seat.results[version] = (value, shots[r], full, len(ranks))
             seat.place.results = version + 1
         if started_by >= 0:
