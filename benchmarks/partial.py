@@ -1,10 +1,13 @@
 """Nobody waits: the cost of a partial round, and what stragglers cost with and without them.
 
-    python benchmarks/partial.py [--json FILE] [--repeats 3] [--only rounds,two,four,loss]
+    python benchmarks/partial.py [--json FILE] [--repeats 3] [--only rounds,two,four,loss,straggler]
 
 - rounds: one partial round (everybody there) beside torch's own Gloo all-reduce of the same tensor, 4 processes.
-- two: 2 processes, 10 ms of computation a step, 200 steps; the fast worker's wall time over its own computation.
+- two: 2 processes, 10 ms of computation a step, 200 steps; the fast worker's wall time over that of the same loop
+  with nobody to talk to (sleep, forward, backward, the inner optimiser's step), which is its own computation.
 - four: 4 processes, 10^6 parameters, 100 ms stalls with p = 0.1 on each; wall time over DDP's.
+- straggler: 3 processes, 20 ms of computation a step; rank 1 sleeps 2 s in every step, or holds the interpreter in pure
+  Python for 200 ms: the others' median step over the one without it.
 - loss: digits, 4 processes, the same stalls: loss after the same number of samples, over DDP's.
 """
 
@@ -79,33 +82,30 @@ def _stall_s(case: str, step: int, rank: int) -> float:
     return 0.0
 
 
-def _loop(rank: int, case: str, steps: int, n: int, name: str, settings: dict[str, object]) -> tuple[float, float]:
+def _loop(rank: int, case: str, steps: int, n: int, name: str, settings: dict[str, object]) -> float:
+    """The wall time of the loop; "alone" talks to nobody."""
     model: nn.Module = Weights(n)
     x = torch.full((n,), 1e-3)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     if name == "ddp":
         model = DistributedDataParallel(model)
-    else:
+    elif name != "alone":
         optimizer = ob.attach(optimizer, model, ob.strategy(name, **settings))
     model(x).backward()
     optimizer.step()
-    start, own = together(), 0.0
+    start = together()
     for step in range(steps):
-        began = time.perf_counter()
         time.sleep(COMPUTE_S + _stall_s(case, step, rank))
-        own += time.perf_counter() - began
         optimizer.zero_grad()
         model(x).backward()
         optimizer.step()
     wall = time.perf_counter() - start
     if isinstance(optimizer, ob.Attached):
         optimizer.finish()
-    return wall, own
+    return wall
 
 
-def _loops_job(
-    rank: int, case: str, steps: int, n: int, runs: list[tuple[str, dict[str, object]]]
-) -> list[tuple[float, float]]:
+def _loops_job(rank: int, case: str, steps: int, n: int, runs: list[tuple[str, dict[str, object]]]) -> list[float]:
     return [_loop(rank, case, steps, n, name, settings) for name, settings in runs]
 
 
@@ -113,15 +113,21 @@ LABEL = {"none": "(a) nobody slow", "slow": "(b) other 30 ms slower", "stalls": 
 
 
 def two(report: Report, repeats: int) -> None:
-    runs: list[tuple[str, dict[str, object]]] = [("ddp", {}), ("eager", {}), ("eager", {"late": 1})]
-    limits = (None, 1.15, 1.02)
+    runs: list[tuple[str, dict[str, object]]] = [
+        ("alone", {}),
+        ("ddp", {}),
+        ("eager", {}),
+        ("eager", {"late": 1}),
+        ("eager", {"late": 1, "sync": "bounded"}),
+    ]
+    limits = (None, None, 1.15, 1.02, 1.02)
     for case in ("none", "slow", "stalls"):
         found: list[list[float]] = [[] for _ in runs]
         for _ in range(repeats):
-            answers = run_workers(2, _loops_job, case, 200, 1000, runs)[0]
-            for k, (wall, own) in enumerate(answers):
-                found[k].append(wall / own)
-        for (name, settings), ratios, limit in zip(runs, found, limits, strict=True):
+            walls = run_workers(2, _loops_job, case, 200, 1000, runs)[0]
+            for k, wall in enumerate(walls):
+                found[k].append(wall / walls[0])
+        for (name, settings), ratios, limit in list(zip(runs, found, limits, strict=True))[1:]:
             what = f"2 processes {LABEL[case]}: {name}{settings or ''} wall / own"
             report.row(what, spread(ratios), f"at most {limit}" if limit else "", limit and median(ratios) <= limit)
 
@@ -140,12 +146,68 @@ def four(report: Report, repeats: int) -> None:
     found: list[list[float]] = [[] for _ in runs]
     for _ in range(repeats):
         answers = run_workers(4, _loops_job, "stalls", 150, 1_000_000, runs)
-        walls = [max(answer[k][0] for answer in answers) for k in range(len(runs))]
+        walls = [max(answer[k] for answer in answers) for k in range(len(runs))]
         for k, wall in enumerate(walls):
             found[k].append(wall / walls[0])
     for (name, settings), ratios, limit in zip(runs, found, limits, strict=True):
         what = f"4 processes, 10^6 parameters {LABEL['stalls']}: {name}{settings or ''} / DDP"
         report.row(what, spread(ratios), f"at most {limit}" if limit else "", limit and median(ratios) <= limit)
+
+
+NEVER_ALL: list[tuple[str, dict[str, object]]] = [
+    ("eager", {"sync_every": None}),
+    ("eager", {"sync_every": None, "late": 1}),
+    ("wagma", {"tau": None}),
+    ("ad_psgd", {}),
+]
+STRAGGLERS = {"none": 0.0, "sleeps 2 s": 2.0, "200 ms of Python": 0.2}
+
+
+def _straggler_job(rank: int, steps: int) -> list[dict[str, float]]:
+    """For each method, the median step of this rank beside each kind of straggler; rank 1 is the straggler."""
+    out: list[dict[str, float]] = []
+    for name, settings in NEVER_ALL:
+        out.append({})
+        for how, lateness_s in STRAGGLERS.items():
+            model = Weights(10_000)
+            x = torch.full((10_000,), 1e-3)
+            optimizer = ob.attach(
+                torch.optim.SGD(model.parameters(), lr=1e-3), model, ob.strategy(name, **settings), seed=1
+            )
+            late, took = rank == 1 and lateness_s > 0, []
+            # About as long as the others take for all of their steps.
+            for step in range(max(2, int(steps * 0.025 / lateness_s)) if late else steps):
+                start = time.perf_counter()
+                if late and step:
+                    _be_late(lateness_s, sleeping=how.startswith("sleeps"))
+                time.sleep(2 * COMPUTE_S)
+                optimizer.zero_grad()
+                model(x).backward()
+                optimizer.step()
+                took.append(time.perf_counter() - start)
+            optimizer.finish()
+            out[-1][how] = median(took[1:])
+    return out
+
+
+def _be_late(seconds: float, sleeping: bool) -> None:
+    if sleeping:
+        time.sleep(seconds)
+        return
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def straggler(report: Report, repeats: int) -> None:
+    answers = [run_workers(3, _straggler_job, 120) for _ in range(repeats)]
+    for k, (name, settings) in enumerate(NEVER_ALL):
+        for how in list(STRAGGLERS)[1:]:
+            ratios = [a[rank][k][how] / a[rank][k]["none"] for a in answers for rank in (0, 2)]
+            more_ms = [(a[rank][k][how] - a[rank][k]["none"]) * 1e3 for a in answers for rank in (0, 2)]
+            what = f"3 processes, one {how}: others' step, {name}{settings or ''}"
+            figure = f"{spread(ratios)}, {median(more_ms):+.1f} ms"
+            report.row(what, figure, "at most 1.1", median(ratios) <= 1.1, more_ms=more_ms)
 
 
 def _loss_job(rank: int, steps: int, runs: list[tuple[str, dict[str, object]]]) -> list[tuple[float, float]]:
@@ -197,12 +259,12 @@ def loss(report: Report, repeats: int) -> None:
 
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--only", default="rounds,two,four,loss")
+    parser.add_argument("--only", default="rounds,two,four,loss,straggler")
     chosen = parser.parse_args()
     report = Report("partial collectives", chosen)
     torch.set_num_threads(1)
     wanted = chosen.only.split(",")
-    for name, job in (("rounds", rounds), ("two", two), ("four", four), ("loss", loss)):
+    for name, job in (("rounds", rounds), ("two", two), ("four", four), ("loss", loss), ("straggler", straggler)):
         if name in wanted:
             job(report, chosen.repeats)
     report.close()
