@@ -87,7 +87,7 @@ def ddp(report: Report, repeats: int) -> None:
         )
 
 
-def _dasgd_job(rank: int, steps: int, step_s: float) -> tuple[float, float]:
+def _dasgd_job(rank: int, steps: int, step_s: float, equal: bool) -> tuple[float, float]:
     model = network(512, 4)
     optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=1e-3), model, ob.dasgd(period=4, delay=2))
     size = sum(p.numel() for p in model.parameters())
@@ -97,11 +97,13 @@ def _dasgd_job(rank: int, steps: int, step_s: float) -> tuple[float, float]:
         model(data).square().mean().backward()
         optimizer.step()
     before = optimizer.wait_s
-    together()
-    for _ in range(steps):
-        time.sleep(step_s)  # computation that needs no core: four workers share two
+    start = together()
+    for step in range(1, steps + 1):
         optimizer.zero_grad()
         model(data).square().mean().backward()
+        # The rest of the step needs no core: four workers share two. If it ends on a common schedule, all are equally
+        # fast; else the waiting has the lateness of slower ones in it, which is not communication.
+        time.sleep(max(0.0, start + step * step_s - time.perf_counter()) if equal else 0.75 * step_s)
         optimizer.step()
     waited = optimizer.wait_s - before
     optimizer.finish()
@@ -115,13 +117,14 @@ def _dasgd_job(rank: int, steps: int, step_s: float) -> tuple[float, float]:
 
 
 def dasgd(report: Report, repeats: int) -> None:
-    shares = []
-    for _ in range(repeats):
-        answers = run_workers(4, _dasgd_job, 80, 0.02)
-        shares.append(sum(w for w, _ in answers) / sum(c for _, c in answers))
-    report.row(
-        "4 processes: dasgd's waiting / its communication time", spread(shares), "under 0.02", median(shares) < 0.02
-    )
+    for equal, who in ((True, "equally fast workers"), (False, "each at its own pace")):
+        shares = []
+        for _ in range(repeats):
+            answers = run_workers(4, _dasgd_job, 80, 0.04, equal)
+            shares.append(sum(w for w, _ in answers) / sum(c for _, c in answers))
+        what = f"4 processes, {who}: dasgd's waiting / communication time"
+        met = median(shares) < 0.02 if equal else None
+        report.row(what, spread(shares), "under 0.02" if equal else "", met, shares=shares)
 
 
 def _attach_job(rank: int, repeats: int, steps: int, step_s: float) -> list[float]:
