@@ -188,12 +188,9 @@ def test_micro_batches_can_be_cut_by_cost(told: Told) -> None:
         assert asked == [5] * ROWS
 
 
-def test_micro_auto_cuts_finer_for_a_slow_worker_alike_on_all_ranks(told: Told) -> None:
+def test_with_micro_auto_a_slow_worker_cuts_finer(told: Told) -> None:
     runs = told(jobs.s_micro_auto)
-    for numbers in zip(*(run["micro"][:20] for run in runs), strict=False):
-        assert len(set(numbers)) == 1
-    assert runs[3]["micro"][0] == 8
-    assert max(run["micro"][-1] for run in runs) <= 64
+    assert [run["micro"][0] for run in runs] == [8] * SIZE
     assert 16 <= max(runs[3]["micro"]) <= 64
 
 

@@ -89,6 +89,7 @@ class Done:
     total: Vec
     samples: int
     pieces: int  # micro-batches
+    of: int  # how many the whole would have been
     whole_s: float | None = None  # how long the whole batch took, or would have taken at this pace
 
 

@@ -11,7 +11,8 @@ from typing import Literal
 
 Weighting = Literal["samples", "workers"]
 
-MOST_PIECES = 64
+USUAL_PIECES, ENOUGH_PIECES, MOST_PIECES = 8, 16, 64
+LATE_SHARE, IN_TIME_SHARE = 0.75, 0.9  # of its batch that a slow worker does at most, and one in time at least
 ROUNDS_TO_ADAPT = 5
 
 
@@ -50,17 +51,19 @@ def learned_deadline_s(times_s: Sequence[float], k: float = 3.0) -> float | None
     return max(middle + k * spread, 1.1 * middle)
 
 
-def adapted_micro(micro: int, fewest: Sequence[int]) -> int:
-    """How many micro-batches to cut a batch into, after rounds in which the slowest worker did ``fewest``.
+def adapted_micro(micro: int, parts: Sequence[tuple[int, int]]) -> int:
+    """Into how many micro-batches a worker should cut its batch, after rounds in which it did (so many, of so many).
 
-    The others wait for one micro-batch of the slowest worker at most, so it should do at least 8 in a round: then the
-    wait is within an eighth of it. More than 16 only cost overhead. The median of several rounds decides, so that one
-    stall changes nothing.
+    The others wait for the one it is in when the bell rings. A worker that is usually stopped cuts finer until it does
+    16 in a round: then that wait is within a sixteenth of it, and half of that on average. One that is usually through,
+    or nearly, goes back to 8: more only cost overhead. The median of several rounds decides, so that one stall changes
+    nothing.
     """
-    usual = statistics.median(fewest) if fewest else micro
-    if usual < 8 and usual < micro:
-        return max(micro, min(MOST_PIECES, 2 * micro))
-    return max(8, micro // 2) if usual > 16 else micro
+    done = statistics.median(did for did, _ in parts)
+    share = statistics.median(did / of for did, of in parts)
+    if share <= LATE_SHARE:
+        return max(micro, min(MOST_PIECES, 2 * micro)) if done < ENOUGH_PIECES else micro
+    return max(USUAL_PIECES, micro // 2) if share >= IN_TIME_SHARE and micro > USUAL_PIECES else micro
 
 
 def cuts(rows: int, pieces: int) -> list[tuple[int, int]]:

@@ -68,7 +68,7 @@ class Exchange:
                 "write: for micro in optimizer.micro_batches(batch): loss_fn(model(micro)).backward()",
                 stacklevel=4,
             )
-        return Done(OwnGradient(self._flat), 1, asks.micro)
+        return Done(OwnGradient(self._flat), 1, asks.micro, asks.micro)
 
     def without_own(self) -> Vec | None:
         """The same in a step that this worker has no data for: the mean of the others, or None."""

@@ -181,7 +181,7 @@ class Stream:
             self._close()
         samples = self.samples if any(p.grad is not None for p in self._flat.params) else 0
         total = Vec(OwnGradient(self._flat).parts).mul_(float(samples))
-        done = Done(total, samples, self.pieces, self._whole_s)
+        done = Done(total, samples, self.pieces, max(self._at_most, self.pieces), self._whole_s)
         self._anew()
         self._began_s = None
         return done

@@ -83,7 +83,7 @@ class MicroBatches:
         if effect.stop.is_over(done, part.at_most, rung, now - part.began_s):
             samples = sum(hi - lo for _, lo, hi, _ in part.pieces)
             whole_s = (now - part.began_s) * part.at_most / done if done else None
-            part.answer(Done(self._union(rank, part.pieces), samples, done, whole_s))
+            part.answer(Done(self._union(rank, part.pieces), samples, done, part.at_most, whole_s))
             return
         stream = self._streams[rank]
         batch, rest = stream.first, stream.waiting[0]

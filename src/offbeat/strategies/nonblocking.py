@@ -27,7 +27,7 @@ from offbeat.codec import Codec
 from offbeat.effects import Batch, Done, Mix
 from offbeat.paper import Axes, Paper
 from offbeat.replica import Replica
-from offbeat.stopping import ROUNDS_TO_ADAPT, Stop, Weighting, adapted_micro, learned_deadline_s
+from offbeat.stopping import ROUNDS_TO_ADAPT, USUAL_PIECES, Stop, Weighting, adapted_micro, learned_deadline_s
 from offbeat.strategies.averaging import Gossip, Underway, named
 from offbeat.strategy import Strategy, between, one_of, whole
 from offbeat.topology import Edge, Mixing
@@ -78,8 +78,8 @@ def nonblocking(
     second or more as a float (each worker's own deadline), or "auto" (a deadline learned from the times whole batches
     take). ``weighting``: "samples" counts each finished sample alike, "workers" each worker. ``at_least``: how many
     micro-batches a worker does in any case. ``scale_lr`` scales the learning rate with the share of all micro-batches
-    that were finished. ``micro="auto"`` cuts finer while the slowest worker usually does fewer than 8 in a round, and
-    coarser while it does more than 16.
+    that were finished. ``micro="auto"`` begins with 8; a worker that is usually stopped cuts its own batches finer, up
+    to 64, until it does 16 in a round.
 
     Example: ``ob.nonblocking(micro="auto", over="ring")``
     """
@@ -97,7 +97,7 @@ def nonblocking(
         P, x, gossip = me.size, me.x, Gossip(codec)
         if isinstance(stop, int) and stop > P:
             raise ValueError(f"nonblocking: the bell waits for {stop} workers, but there are {P}; use stop=1 to {P}")
-        mem = me.recall(n=8 if micro == "auto" else micro, fewest=[], times=[], used=[0] * P)
+        mem = me.recall(n=USUAL_PIECES if micro == "auto" else micro, did=[], whole=[], times=[], used=[0] * P)
         graph = None if over in ("allreduce", "server") else schedule(over, me, budget)
         news = Underway(me, topology.everyone(P)(0), None)  # along a graph, the tally of a round comes a round later
         await news.resume()
@@ -109,10 +109,13 @@ def nonblocking(
         def learn(tally: Tally) -> None:
             if stop == "auto" and me.t > first:
                 mem.times = [*mem.times, *tally.whole_s][-8 * max(P, 8) :]
-            if micro == "auto":
-                mem.fewest = [*mem.fewest, tally.fewest(mem.n)]
-                if len(mem.fewest) == ROUNDS_TO_ADAPT:
-                    mem.n, mem.fewest = adapted_micro(mem.n, mem.fewest), []
+
+        def adapt(done: Done | None) -> None:
+            if micro == "auto" and done is not None and done.of:
+                mem.did, mem.whole = [*mem.did, done.pieces], [*mem.whole, done.of]
+                if len(mem.did) == ROUNDS_TO_ADAPT:
+                    mem.n = adapted_micro(mem.n, list(zip(mem.did, mem.whole, strict=True)))
+                    mem.did, mem.whole = [], []
 
         async def hear() -> None:
             if news.sent is not None:
@@ -124,17 +127,18 @@ def nonblocking(
             n = mem.n
             done = await Batch(r, n, rule(stop, min(at_least, n), mem.times))
             own = Tally.of(me, done)
+            adapt(done)
             if graph is None:
                 acc, weight = _share(done, weighting, me)
                 A, W, tally = await _sum(me, acc, weight, own, codec, over == "server")
                 if over == "allreduce" or me.rank == 0:
-                    me.step(A / W if W else None, tally.pieces / (P * n) if scale_lr else 1.0)
+                    me.step(A / W if W else None, tally.share if scale_lr else 1.0)
                 tally = await _served(me, tally) if over == "server" else tally
                 count(tally.samples)
                 learn(tally)
             else:
                 if done is not None and done.samples:
-                    me.step(done.total / float(done.samples), done.pieces / n if scale_lr else 1.0)
+                    me.step(done.total / float(done.samples), done.pieces / done.of if scale_lr else 1.0)
                 if (M := graph(r)) is not None:
                     gossip.apply(x, await gossip.ask(x, M))
                 await hear()
@@ -189,9 +193,9 @@ def schedule(over: str | tuple[Edge, ...], me: Replica, budget: float) -> Callab
 
 @dataclass(frozen=True)
 class Tally:
-    """Who did how much in a round: of each worker its micro-batches (−1: it has no data), samples, and time."""
+    """Who did how much in a round: of each worker the share of its batch, its samples, and its time."""
 
-    done: tuple[int, ...]
+    shares: tuple[float, ...]
     samples: tuple[int, ...]
     seconds: tuple[float, ...]
 
@@ -200,31 +204,26 @@ class Tally:
         """One's own entries; the sum of all workers' is the tally."""
         before, after = (0,) * me.rank, (0,) * (me.size - me.rank - 1)
         if done is None:
-            return cls((*before, -1, *after), (0,) * me.size, (0.0,) * me.size)
-        return cls(
-            (*before, done.pieces, *after), (*before, done.samples, *after), (*before, done.whole_s or 0.0, *after)
-        )
+            return cls((0.0,) * me.size, (0,) * me.size, (0.0,) * me.size)
+        share = done.pieces / done.of if done.of else 0.0
+        return cls((*before, share, *after), (*before, done.samples, *after), (*before, done.whole_s or 0.0, *after))
 
     def line(self, *more: float) -> Vec:
         """As a vector to be mixed. Never a phantom: what it decides is decided in a simulation of time alone, too."""
-        return Vec((torch.tensor([*self.done, *self.samples, *self.seconds, *more], dtype=torch.float64),))
+        return Vec((torch.tensor([*self.shares, *self.samples, *self.seconds, *more], dtype=torch.float64),))
 
     @staticmethod
     def read(line: Vec, times: int = 1) -> Tally:
         """From a mixed vector: ``times`` its numbers."""
         values = [times * value for value in line.tolist()]
         P = len(values) // 3
-        counts = [round(value) for value in values[: 2 * P]]
-        return Tally(tuple(counts[:P]), tuple(counts[P:]), tuple(values[2 * P :]))
+        shares = tuple(round(value, 9) for value in values[:P])  # a mean of P, times P, may round
+        return Tally(shares, tuple(round(value) for value in values[P : 2 * P]), tuple(values[2 * P :]))
 
     @property
-    def pieces(self) -> int:
-        return sum(m for m in self.done if m > 0)
-
-    def fewest(self, micro: int) -> int:
-        """What the slowest did, of those who did something; ``micro`` if nobody was late."""
-        counts = [m for m in self.done if m > 0]
-        return min(counts) if counts and min(counts) < max(counts) else micro
+    def share(self) -> float:
+        """Of all workers' batches."""
+        return sum(self.shares) / len(self.shares)
 
     @property
     def whole_s(self) -> list[float]:
