@@ -54,15 +54,17 @@ def learned_deadline_s(times_s: Sequence[float], k: float = 3.0) -> float | None
 def adapted_micro(micro: int, parts: Sequence[tuple[int, int]]) -> int:
     """Into how many micro-batches a worker should cut its batch, after rounds in which it did (so many, of so many).
 
-    The others wait for the one it is in when the bell rings. A worker that is usually stopped cuts finer until it does
-    16 in a round: then that wait is within a sixteenth of it, and half of that on average. One that is usually through,
-    or nearly, goes back to 8: more only cost overhead. The median of several rounds decides, so that one stall changes
-    nothing.
+    The others wait for the one it is in when the bell rings. A worker that is usually stopped cuts so finely that it
+    does 16 in a round: then that wait is within a sixteenth of it, and half of that on average. One that is usually
+    through, or nearly, goes back to 8: more only cost overhead. The median of several rounds decides, so that one stall
+    changes nothing.
     """
     done = statistics.median(did for did, _ in parts)
     share = statistics.median(did / of for did, of in parts)
-    if share <= LATE_SHARE:
-        return max(micro, min(MOST_PIECES, 2 * micro)) if done < ENOUGH_PIECES else micro
+    if share <= LATE_SHARE and done < ENOUGH_PIECES:
+        while micro < MOST_PIECES and micro * share < ENOUGH_PIECES:
+            micro *= 2
+        return micro
     return max(USUAL_PIECES, micro // 2) if share >= IN_TIME_SHARE and micro > USUAL_PIECES else micro
 
 
