@@ -80,6 +80,7 @@ class Clerk:
         self._lent: list[Parcel] = []  # results that the strategy may still be reading
         self._failure: BaseException | None = None
         self._flushed = self._finished = False
+        self._takes_each = False  # it stands or rests, and takes one result after the other
         self._waits_since: dict[int, float] = {}
         self._counted: int | None = None
         self.waited_s = 0.0
@@ -113,7 +114,7 @@ class Clerk:
             self._tell(Word.PASSED, 0, piece.base, next_base)
         with self._lock:
             self._wait_for(needed)
-            got = [self._got(v) for v in self.place.take(step)]
+            got = [self._got(v) for v in self.place.take(step) if v in self._results]
             base = self.place.base
         if bounded:
             self._tell(Word.BEGAN, 0, base)
@@ -132,6 +133,8 @@ class Clerk:
         Meanwhile the others may have ``asked`` for an average, in which this worker is to ``take_part``.
         """
         self.renew(x)
+        with self._lock:
+            self._takes_each = True
         while True:
             with self._lock:
                 if self._failure is not None:
@@ -162,6 +165,8 @@ class Clerk:
         Meanwhile nobody waits for me, and I take every result, as one who has finished: a worker that is behind may
         need many more rounds until it stands here too.
         """
+        with self._lock:
+            self._takes_each = True
         self._tell(Word.STANDS)
         holds = self._channel.holds
         self.renew(holds())
@@ -185,8 +190,8 @@ class Clerk:
         results = agree_on_largest(started)
         with self._lock:
             self._wait_for(results)
-            taken = [self._got(v) for v in self.place.take(results - 1)] if results else []
-            base = self.place.base
+            taken = [self._got(v) for v in self.place.take(results - 1) if v in self._results] if results else []
+            base, self._takes_each = self.place.base, self._finished
         apply(taken)
         if self._channel.rules.bound is not None and not self._finished:
             self._tell(Word.BEGAN, 0, base)
@@ -194,7 +199,7 @@ class Clerk:
     def _next(self) -> Got | None:
         """The oldest result not taken yet, if there is one."""
         self._reclaim()
-        version = self.place.taken
+        version = min(self._results, default=self.place.results)
         if version >= self.place.results:
             return None
         self.place.taken = self.place.base = version + 1
@@ -347,6 +352,13 @@ class Clerk:
                 self._trace.rounds.append(seen.spread_over(self._nodes))
             if self._channel.rules.absent == "shared":
                 self._tray.adopt(result.value)
+            if self._channel.rules.of_weights and self._channel.rules.catch_up == "current" and not self._takes_each:
+                self._forget_older()
             self._results[version] = result
             self.place.results = version + 1
             self._lock.notify_all()
+
+    def _forget_older(self) -> None:
+        """Of averages of weights a late worker takes the newest, so it need not keep one for every round it misses."""
+        for version in list(self._results):
+            self._tray.spare = [*self._tray.spare, self._results.pop(version).value][-2:]
