@@ -15,17 +15,16 @@ every rank; no other thread touches these groups. The lock is never held while w
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from offbeat.effects import Channel, Got
 from offbeat.live.board import Board
-from offbeat.live.errors import OffbeatError, PeerFailed
-from offbeat.live.hub import Frame, Word, lost, read_frame
+from offbeat.live.errors import PeerFailed
+from offbeat.live.hub import Frame, Word
+from offbeat.live.line import LOOK_S, Line
 from offbeat.live.parcels import Parcel
 from offbeat.live.parties import Parties
 from offbeat.live.staging import Staging
@@ -35,9 +34,7 @@ from offbeat.trace import Round, Trace
 from offbeat.trays import Piece, Tray
 from offbeat.vector import Vec
 
-LOOK_S = 0.1  # how often a waiting worker looks at the board
-SHORT_S = 0.002  # the same, where what it waits for is written there
-LEAVE_S = 5.0
+SHORT_S = 0.002  # how often a worker looks at the board, where what it waits for is written there
 
 Apply = Callable[[list[Got]], None]
 
@@ -69,16 +66,16 @@ class Clerk:
     ) -> None:
         self._staging = Staging(like)
         self._first_step = first_step  # of a run that was taken up again; rounds begin at 0
-        self._channel, self._like, self._connection, self._parties = channel, like, connection, parties
+        self._channel, self._parties = channel, parties
         self._board, self._trace, self._seed, self._patience_s = board, trace, seed, patience_s
         self._nodes, self._rank, self._size = nodes, nodes.of(board.rank), nodes.count  # a node is one worker here
-        self._lock = threading.Condition()
+        self._line = Line("clerk", connection, self._rank, board, patience_s)
+        self._lock = self._line.lock
         self._tray, self.place = Tray(channel.rules.absent, lambda: Parcel(like, self._size)), Place(channel.rules)
         if not channel.rules.of_weights and self._divides_early(self._size):
             self._tray.scale = 1.0 / self._size
         self._results: dict[int, _Result] = {}
         self._lent: list[Parcel] = []  # results that the strategy may still be reading
-        self._failure: BaseException | None = None
         self._flushed = self._finished = False
         self._takes_each = False  # it stands or rests, and takes one result after the other
         self._waits_since: dict[int, float] = {}
@@ -86,8 +83,7 @@ class Clerk:
         self.waited_s = 0.0
         if x is not None:
             self._tray.deposit(self._staging.down(x), Piece(-1, 0))
-        self._thread = threading.Thread(target=self._run, name="offbeat-clerk", daemon=True)
-        self._thread.start()
+        self._line.listen(self._hear)
 
     # The worker's thread.
 
@@ -109,15 +105,15 @@ class Clerk:
             next_base = max(self.place.takes_at_least(step), needed)
         # The deposit is in the tray before anybody is told of it: a round that counts on it finds it.
         if position is not None:
-            self._tell(Word.ARRIVED, position, piece.base, next_base)
+            self._line.tell(Word.ARRIVED, position, piece.base, next_base)
         elif bounded:
-            self._tell(Word.PASSED, 0, piece.base, next_base)
+            self._line.tell(Word.PASSED, 0, piece.base, next_base)
         with self._lock:
             self._wait_for(needed)
             got = [self._got(v) for v in self.place.take(step) if v in self._results]
             base = self.place.base
         if bounded:
-            self._tell(Word.BEGAN, 0, base)
+            self._line.tell(Word.BEGAN, 0, base)
         self.waited_s += time.monotonic() - start
         return got
 
@@ -125,7 +121,7 @@ class Clerk:
         """No data left: never counts again, but goes on answering."""
         if not self._finished:
             self._finished = True
-            self._tell(Word.FINISHED)
+            self._line.tell(Word.FINISHED)
 
     def rest(self, x: Vec | None, asked: Callable[[], bool], take_part: Callable[[], None]) -> Got | None:
         """The next result of the others; None when all have finished and nothing is owed.
@@ -137,8 +133,7 @@ class Clerk:
             self._takes_each = True
         while True:
             with self._lock:
-                if self._failure is not None:
-                    raise self._failed()
+                self._line.check()
                 if (got := self._next()) is not None:
                     return got
                 if self._flushed:
@@ -157,7 +152,7 @@ class Clerk:
             self._tray.deposit(mine, Piece(-1, self.place.taken))
             taken = self.place.taken
         if self._channel.rules.bound is not None:
-            self._tell(Word.RENEWED, 0, taken)
+            self._line.tell(Word.RENEWED, 0, taken)
 
     def stand(self, all_there: Callable[[], bool], agree_on_largest: Callable[[int], int], apply: Apply) -> None:
         """Stand still between two steps until all do, and apply every round that has been started by then.
@@ -167,13 +162,12 @@ class Clerk:
         """
         with self._lock:
             self._takes_each = True
-        self._tell(Word.STANDS)
+        self._line.tell(Word.STANDS)
         holds = self._channel.holds
         self.renew(holds())
         while not all_there():
             with self._lock:
-                if self._failure is not None:
-                    raise self._failed()
+                self._line.check()
                 got = self._next()
                 if got is None:
                     self._lock.wait(SHORT_S)
@@ -181,7 +175,7 @@ class Clerk:
                 apply([got])
                 self.renew(holds())
             self._board.check()
-        self._tell(Word.BACK)
+        self._line.tell(Word.BACK)
         with self._lock:
             self._wait_until(lambda: self._counted is not None, "the number of rounds")
             assert self._counted is not None
@@ -194,7 +188,7 @@ class Clerk:
             base, self._takes_each = self.place.base, self._finished
         apply(taken)
         if self._channel.rules.bound is not None and not self._finished:
-            self._tell(Word.BEGAN, 0, base)
+            self._line.tell(Word.BEGAN, 0, base)
 
     def _next(self) -> Got | None:
         """The oldest result not taken yet, if there is one."""
@@ -226,16 +220,11 @@ class Clerk:
 
     def close(self) -> None:
         """End the thread and the connection. The flush is over on this rank."""
-        self._thread.join(self._patience_s)
-        self._connection.close()
+        self._line.close()
 
     def abandon(self) -> None:
         """Hang up without waiting for anybody."""
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-        self._parties.give_up()
-        self._thread.join(LEAVE_S)
-        self._connection.close()
+        self._line.abandon(self._parties.give_up)
 
     def _wait_for(self, results: int) -> None:
         """Until so many results are there. Holds the lock on entry and on return, gives it up while waiting."""
@@ -246,8 +235,7 @@ class Clerk:
     def _wait_until(self, ready: Callable[[], bool], what: str) -> None:
         start = time.monotonic()
         while not ready():
-            if self._failure is not None:
-                raise self._failed()
+            self._line.check()
             if not self._lock.wait(LOOK_S):
                 self._lock.release()
                 try:
@@ -256,13 +244,6 @@ class Clerk:
                     self._lock.acquire()
             if time.monotonic() - start > self._patience_s:
                 raise PeerFailed(f"waited {self._patience_s:.0f} s for {what}; a peer is stuck or gone")
-
-    def _failed(self) -> BaseException:
-        if isinstance(self._failure, OffbeatError):
-            return self._failure
-        error = PeerFailed(f"rank {self._board.rank}'s clerk failed: {self._failure}")
-        error.__cause__ = self._failure
-        return error
 
     def _got(self, version: int) -> Got:
         result, late = self._results.pop(version), self._channel.rules.late
@@ -273,36 +254,22 @@ class Clerk:
             value = shown
         return Got(version, self._staging.up(value), fresh, result.full, result.count)
 
-    def _tell(self, word: Word, a: int = 0, b: int = 0, c: int = -1) -> None:
-        try:
-            self._connection.sendall(Frame(word, self._rank, a, b, c).pack())
-        except OSError as error:
-            raise lost(self._board) from error
-
     # The clerk's thread.
 
-    def _run(self) -> None:
-        try:
-            while not self._flushed:
-                frame = read_frame(self._connection)
-                if frame is None:
-                    raise lost(self._board)
-                if frame.word is Word.GO:
-                    self._round(frame.a, frame.b, flush=False)
-                elif frame.word is Word.STARTED:
-                    with self._lock:
-                        self._counted = frame.a
-                        self._lock.notify_all()
-                elif frame.word is Word.FLUSH:
-                    if not self._channel.rules.of_weights:
-                        self._round(frame.a, -1, flush=True)
-                    with self._lock:
-                        self._flushed = True
-                        self._lock.notify_all()
-        except BaseException as error:
+    def _hear(self, frame: Frame) -> bool:
+        if frame.word is Word.GO:
+            self._round(frame.a, frame.b, flush=False)
+        elif frame.word is Word.STARTED:
             with self._lock:
-                self._failure = error
+                self._counted = frame.a
                 self._lock.notify_all()
+        elif frame.word is Word.FLUSH:
+            if not self._channel.rules.of_weights:
+                self._round(frame.a, -1, flush=True)
+            with self._lock:
+                self._flushed = True
+                self._lock.notify_all()
+        return self._flushed
 
     def _round(self, version: int, started_by: int, flush: bool) -> None:
         rules, everyone = self._channel.rules, tuple(range(self._size))

@@ -10,9 +10,7 @@ at the door; workers wait for porters; porters never wait for porters.
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import threading
 import time
 from collections.abc import Callable
 
@@ -20,10 +18,9 @@ import torch.distributed as dist
 
 from offbeat.effects import Ticket
 from offbeat.live.board import Board
-from offbeat.live.clerk import LEAVE_S, LOOK_S
-from offbeat.live.errors import OffbeatError, PeerFailed
 from offbeat.live.group import Group
-from offbeat.live.hub import Frame, Word, lost, read_frame
+from offbeat.live.hub import Frame, Word
+from offbeat.live.line import LOOK_S, Line
 from offbeat.live.staging import Staging
 from offbeat.live.waiting import Waiter
 from offbeat.trace import Round, Trace
@@ -45,9 +42,9 @@ class Porter:
     def __init__(
         self, x: Vec, peers: tuple[int, ...], connection: socket.socket, board: Board, trace: Trace, patience_s: float
     ) -> None:
-        self._connection, self._board, self._trace = connection, board, trace
-        self._rank, self._patience_s = board.rank, patience_s
-        self._lock = threading.Condition()
+        self._board, self._trace, self._rank = board, trace, board.rank
+        self._line = Line("porter", connection, board.rank, board, patience_s)
+        self._lock = self._line.lock
         self._staging = Staging(x)
         self._y = self._staging.down(x).clone()
         self._stood: Vec | None = None
@@ -62,10 +59,8 @@ class Porter:
         self._in = {visitor: g for (visitor, visited), g in groups.items() if visited == mine}
         self._changed = 0
         self._over = False
-        self._failure: BaseException | None = None
         self.wire_bytes = 0
-        self._thread = threading.Thread(target=self._run, name="offbeat-porter", daemon=True)
-        self._thread.start()
+        self._line.listen(self._hear)
 
     @property
     def waited_s(self) -> float:
@@ -80,7 +75,7 @@ class Porter:
         half = sent.zeros_like()
         works: list[dist.Work] = []
         if peer != self._rank:
-            self._tell(Frame(Word.MEET, self._rank, peer))
+            self._line.tell(Word.MEET, peer)
             works = [self._out[peer].broadcast(s, self._rank) for s in sent.parts]
             works += [self._out[peer].broadcast(h, peer) for h in half.parts]
             self.wire_bytes += sent.nbytes
@@ -92,7 +87,7 @@ class Porter:
 
     def finish(self, visit: Visit) -> None:
         """Take the other half of the difference out of my weights."""
-        self._raise_failure()
+        self._line.check()
         start = time.monotonic()
         self._worker.wait(visit.works, f"rank {visit.peer}'s half of a meeting")
         with self._lock:
@@ -104,7 +99,7 @@ class Porter:
 
     def add(self, delta: Vec) -> Vec:
         """My step, on top of whatever my weights have become. Answers a copy."""
-        self._raise_failure()
+        self._line.check()
         mine = self._staging.down(delta)
         with self._lock:
             self._changed = 0
@@ -114,14 +109,13 @@ class Porter:
 
     def retire(self, asked: Callable[[], bool], take_part: Callable[[], None]) -> Vec:
         """Answer visitors until all have retired; then nobody can change my weights any more."""
-        self._tell(Frame(Word.FINISHED, self._rank))
+        self._line.tell(Word.FINISHED)
         while True:
             with self._lock:
                 if self._over:
                     return self._staging.up(self._y.clone())
-                if self._failure is None:
-                    self._lock.wait(LOOK_S)
-            self._raise_failure()
+                self._line.check()
+                self._lock.wait(LOOK_S)
             self._board.check()
             if asked():
                 take_part()
@@ -145,49 +139,24 @@ class Porter:
             self._stood = None
 
     def close(self) -> None:
-        self._thread.join(self._patience_s)
-        self._connection.close()
+        self._line.close()
 
     def abandon(self) -> None:
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-        self._visitors.give_up()
-        self._thread.join(LEAVE_S)
-        self._connection.close()
+        self._line.abandon(self._visitors.give_up)
 
     def groups(self) -> list[Group]:
         return [*self._out.values(), *self._in.values()]
 
-    def _tell(self, frame: Frame) -> None:
-        try:
-            self._connection.sendall(frame.pack())
-        except OSError as error:
-            raise lost(self._board) from error
-
-    def _raise_failure(self) -> None:
-        if isinstance(self._failure, OffbeatError):
-            raise self._failure
-        if self._failure is not None:
-            raise PeerFailed(f"rank {self._rank}'s porter failed: {self._failure}") from self._failure
-
     # The porter's thread.
 
-    def _run(self) -> None:
-        try:
-            while not self._over:
-                frame = read_frame(self._connection)
-                if frame is None:
-                    raise lost(self._board)
-                if frame.word is Word.MEET:
-                    self._visited(frame.rank)
-                elif frame.word is Word.FLUSH:
-                    with self._lock:
-                        self._over = True
-                        self._lock.notify_all()
-        except BaseException as error:
+    def _hear(self, frame: Frame) -> bool:
+        if frame.word is Word.MEET:
+            self._visited(frame.rank)
+        elif frame.word is Word.FLUSH:
             with self._lock:
-                self._failure = error
+                self._over = True
                 self._lock.notify_all()
+        return self._over
 
     def _visited(self, visitor: int) -> None:
         group, theirs = self._in[visitor], self._y.zeros_like()
