@@ -87,9 +87,9 @@ def dasgd(
             A = mixed if codec is None else mem.A.add_(mixed)
             if merge == "correct":
                 assert sent is not None
-                w.add_(mixed - sent)
+                w.add_(sent.mul_(-1.0).add_(mixed))  # nobody needs it any more
             else:
-                w.copy_(w * xi + A * (1 - xi))
+                w.mul_(xi).add_(A, alpha=1 - xi)
 
         async for k in me.steps():
             me.step(await Grad())

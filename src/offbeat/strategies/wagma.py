@@ -105,7 +105,7 @@ def wagma(
             if got.fresh or got.full:
                 me.x.copy_(mean)
             elif S > 1:
-                me.x.copy_((mean * float(S) + me.x) / (S + 1.0))
+                me.x.add_(mean, alpha=float(S)).mul_(1.0 / (S + 1))
 
         partial = Channel("wagma", whom(me), how, average, codec, mine, per_node)
         await Open(partial, mine())
