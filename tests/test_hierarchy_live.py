@@ -92,6 +92,8 @@ def test_rounds_are_told_by_leaders_and_name_whole_nodes(told: Any, name: str) -
         for r in out.rounds:
             assert all((rank ^ 1) in r.fresh for rank in r.fresh)
             assert all(r.staleness[rank ^ 1] == old for rank, old in r.staleness.items())
+            assert set(r.fresh) <= set(r.staleness)
+            assert min(r.staleness.values(), default=0) >= 0
 
 
 @pytest.mark.parametrize(("name", "how", "who"), FAILS)
