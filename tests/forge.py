@@ -7,6 +7,7 @@ none of them hosts (or that rank 0 hosts, where a job says so).
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import os
@@ -16,11 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+OUTLIVES_S = 60.0  # a worker that is still there so long after another one has failed hangs
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Job:
     function: str
     size: int
     args: tuple[Any, ...] = ()
-    timeout_s: float = 60.0
+    timeout_s: float = 300.0  # bounds a hang
     rank_0_hosts: bool = False
     whole_end: bool = False  # let the interpreter end by itself: the rule for scripts, but it takes a second
 
@@ -54,20 +56,28 @@ def run(jobs: list[Job]) -> list[list[Outcome]]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "jobs").write_bytes(pickle.dumps(jobs))
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        command = [sys.executable, "-W", "error", __file__, folder]
+        command = [sys.executable, "-W", "error", __file__, folder, str(os.getpid())]
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr[-4000:]
         return pickle.loads(Path(folder, "outcomes").read_bytes())
 
 
 def values(outcomes: list[Outcome]) -> list[Any]:
-    """What the workers returned, if all did, and ended well."""
-    for rank, outcome in enumerate(outcomes):
+    """What the workers returned, if all did, and ended well; else how the first one ended: the others may follow it."""
+    for rank, outcome in sorted(enumerate(outcomes), key=lambda one: one[1].ended_s):
         assert (outcome.returned, outcome.exit_code) == (True, 0), f"rank {rank}: {outcome}\n{outcome.stderr[-3000:]}"
     return [outcome.value for outcome in outcomes]
 
 
 # Inside the forge.
+
+
+def _die_with(parent: int) -> None:
+    """If the tests are killed, nothing that they have started stays behind."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:  # it died before
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _forge(folder: Path) -> Callable[[], None] | None:
@@ -88,10 +98,11 @@ def _forge(folder: Path) -> Callable[[], None] | None:
         place.mkdir()
         port = _free_port()
         agent = None if job.rank_0_hosts else _agent(port)
-        pids = []
+        pids, forge = [], os.getpid()
         for rank in range(job.size):
             pid = os.fork()
             if pid == 0:
+                _die_with(forge)
                 return _worker(job, rank, port, place)
             pids.append(pid)
         all_outcomes.append(_collect(job, place, pids))
@@ -113,8 +124,9 @@ def _free_port() -> int:
 def _agent(port: int) -> int:
     """A process that hosts the store, as torchrun's agent does."""
     ready, tell = os.pipe()
-    pid = os.fork()
+    forge, pid = os.getpid(), os.fork()
     if pid == 0:
+        _die_with(forge)
         import torch.distributed as dist
 
         store = dist.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
@@ -152,9 +164,10 @@ def _worker(job: Job, rank: int, port: int, place: Path) -> Callable[[], None]:
 def _collect(job: Job, place: Path, pids: list[int]) -> list[Outcome]:
     outcomes = [Outcome() for _ in pids]
     start, waiting = time.monotonic(), dict(enumerate(pids))
+    end = start + job.timeout_s
     while waiting:
         for rank, pid in list(waiting.items()):
-            late = time.monotonic() - start > job.timeout_s
+            late = time.monotonic() > end
             if late:
                 os.kill(pid, signal.SIGKILL)
             ended, status = os.waitpid(pid, 0 if late else os.WNOHANG)
@@ -163,6 +176,8 @@ def _collect(job: Job, place: Path, pids: list[int]) -> list[Outcome]:
                 outcomes[rank].hung = late
                 outcomes[rank].exit_code = os.waitstatus_to_exitcode(status)
                 outcomes[rank].ended_s = time.monotonic() - start
+                if outcomes[rank].exit_code:
+                    end = min(end, time.monotonic() + OUTLIVES_S)
         time.sleep(0.002)
     for rank, outcome in enumerate(outcomes):
         file = place / f"{rank}.value"
@@ -171,6 +186,27 @@ def _collect(job: Job, place: Path, pids: list[int]) -> list[Outcome]:
         outcome.stderr = (place / f"{rank}.stderr").read_text()
         outcome.error = (outcome.stderr.strip().splitlines() or [""])[-1]
     return outcomes
+
+
+# For the jobs.
+
+
+def say(event: str) -> None:
+    """Let every worker of this job know that something has happened."""
+    Path(os.environ["JOB_FOLDER"], event).touch()
+
+
+def said(event: str) -> bool:
+    return Path(os.environ["JOB_FOLDER"], event).exists()
+
+
+def hear(event: str, timeout_s: float = 240.0) -> None:
+    """Wait until a worker of this job says so: an order of events, whatever the machine does."""
+    start = time.monotonic()
+    while not said(event):
+        if time.monotonic() - start > timeout_s:
+            raise TimeoutError(f"nobody said {event!r} within {timeout_s:.0f} s")
+        time.sleep(0.002)
 
 
 def attempt(action: Callable[[], Any]) -> str:
@@ -183,7 +219,10 @@ def attempt(action: Callable[[], Any]) -> str:
 
 
 def table(rank: int, module: str, names: list[str]) -> dict[str, tuple[str, Any]]:
-    """Several scenarios one after the other in one group of processes; a scenario that raises is told with the rest."""
+    """Several scenarios one after the other in one group of processes.
+
+    One that raises ends them: the worker would meet the others in different scenarios, and hang.
+    """
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
@@ -191,8 +230,8 @@ def table(rank: int, module: str, names: list[str]) -> dict[str, tuple[str, Any]
     for name in names:
         try:
             out[name] = ("returned", getattr(importlib.import_module(module), name)(rank))
-        except Exception:
-            out[name] = ("raised", traceback.format_exc())
+        except Exception as error:
+            raise RuntimeError(f"scenario {name} raised {type(error).__name__}: {error}") from error
     dist.destroy_process_group()
     return out
 
@@ -201,6 +240,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
     import forge  # under its own name, which the pickles bear
 
+    forge._die_with(int(sys.argv[2]))
     work = forge._forge(Path(sys.argv[1]))
     if work is not None:
         work()

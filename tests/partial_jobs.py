@@ -12,8 +12,6 @@ import io
 import os
 import random
 import signal
-import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +20,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from forge import hear, said, say
 from torch import Tensor, nn
 
 import offbeat as ob
@@ -103,7 +102,7 @@ def sockets() -> set[str]:
 
 def sockets_left(before: set[str]) -> int:
     """Gloo closes its sockets in a thread of its own: look again for a while."""
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + 60.0
     while (left := len(sockets() - before)) and time.monotonic() < deadline:
         time.sleep(0.01)
     return left
@@ -153,15 +152,32 @@ def _choice(late: random.Random, step: int) -> float:
     return late.choice((0.0, 0.0, 0.004))
 
 
+HELD_STEP = 2
+
+
+def _held(rank: int, name: str, late: random.Random, step: int) -> float:
+    """The same, but rank 0 stays in one step until rank 1 has taken five meanwhile; nobody may be waited for."""
+    if (rank, step) == (0, HELD_STEP):
+        say(f"{name}: held")
+        hear(f"{name}: let go")
+    elif (rank, step) == (1, 1):
+        hear(f"{name}: held")
+    elif (rank, step) == (1, 6):
+        say(f"{name}: let go")
+    return _choice(late, step)
+
+
 def all_cases(
     rank: int, size: int, names: Sequence[str], batches: Sequence[int], device: str = "cpu"
 ) -> dict[str, Seen]:
-    """Every named case on uneven data with random lateness."""
+    """Every named case on uneven data with random lateness; where late work is dropped, a rank is surely late once."""
     keep = held()
     out = {}
     for name in names:
         late = random.Random(f"{name} {rank}")
-        sleep_s = partial(_choice, late)
+        sleep_s: Callable[[int], float] = partial(_choice, late)
+        if name.startswith("dropped") and size > 1:
+            sleep_s = partial(_held, rank, name, late)
         out[name] = counted(rank, size, CASES[name], batches, sleep_s, device=device)
     keep.finish()
     return out
@@ -205,8 +221,15 @@ def averaged(rank: int, size: int, names: Sequence[str]) -> dict[str, Seen]:
     return out
 
 
+OWED = ("first", "every step")  # here nobody waits for rank 0 in the last step before the stop
+
+
 def resumed(rank: int, size: int, names: Sequence[str]) -> dict[str, tuple[Tensor, bool, str]]:
-    """The counting model with a stop in the middle: what is owed then travels in the state."""
+    """The counting model with a stop in the middle: what is owed then travels in the state.
+
+    In the cases ``OWED`` rank 0 takes its last step before the stop when the others have taken theirs, each of them
+    since rank 0 has begun it: a round has gone by, and there is none to come.
+    """
     keep = held()
     out = {}
     for name in names:
@@ -220,13 +243,19 @@ def resumed(rank: int, size: int, names: Sequence[str]) -> dict[str, tuple[Tenso
                 model.load_state_dict(resumed.state_dict())
                 optimizer.load_state_dict(saved)
             for step in range(begin, end):
-                last = (
-                    saved is None and step == end - 1 and rank == 0
-                )  # the others' last round comes before its deposit
-                time.sleep(0.1 if last else lateness.choice((0.0, 0.004)))
+                time.sleep(lateness.choice((0.0, 0.004)))
+                last = saved is None and step == end - 1 and name in OWED
+                if last and rank == 0:
+                    say(f"{name}: begun")
+                    for other in range(1, size):
+                        hear(f"{name}: {other} through")
+                elif last:
+                    hear(f"{name}: begun")
                 optimizer.zero_grad()
                 model.loss(rank, step).backward()
                 optimizer.step()
+                if last:
+                    say(f"{name}: {rank} through")
             if saved is None:
                 optimizer.average()
                 file = io.BytesIO()
@@ -278,7 +307,6 @@ class Flow:
     torn: int = 0
     warm_bytes: int = 0
     end_bytes: int = 0
-    seconds: float = 0.0
 
 
 def resident_bytes() -> int:
@@ -323,7 +351,6 @@ def stress(rank: int, plan: Sequence[tuple[int, int]], device: str = "cpu") -> l
         optimizer = ob.attach(
             torch.optim.SGD(model.parameters(), lr=1.0), model, echo(flow, Rules(ob.waiting.first, "carry", 25))
         )
-        start = time.monotonic()
         for step in range(steps):
             time.sleep(lateness.choice((0.0, 0.0, 0.001, 0.01)))
             optimizer.step()
@@ -331,7 +358,6 @@ def stress(rank: int, plan: Sequence[tuple[int, int]], device: str = "cpu") -> l
                 flow.warm_bytes = resident_bytes()
         flow.end_bytes = resident_bytes()
         optimizer.finish()
-        flow.seconds = time.monotonic() - start
         flows.append(flow)
     keep.finish()
     return flows
@@ -347,47 +373,26 @@ NEVER = {
 }
 
 
-def busy(seconds: float) -> None:
-    """Hold the interpreter, as a slow tokenizer does."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        pass
-
-
-def _few(how: str) -> int:
-    """Steps of the straggler, about as long as all of the others' together."""
-    return 2 if how == "sleeps" else 10
-
-
-def beside_a_straggler(
-    rank: int, names: Sequence[str], stragglers: Sequence[str], steps: int, numbers: int, compute_s: float
-) -> dict[tuple[str, str], float]:
-    """(method, straggler) → this rank's median step in seconds. Rank 1 is the straggler.
-
-    A straggler is one of "none", "sleeps", "in Python" and "in Python, 5 ms" (Python's own switch interval).
-    """
-    keep = held()
+def beside_a_straggler(rank: int, size: int, names: Sequence[str], steps: int) -> dict[str, list[int]]:
+    """Rank 1 stays in its second step until the others have taken ``steps`` meanwhile; how many these were."""
+    keep, others = held(), [r for r in range(size) if r != 1]
     out = {}
     for name in names:
-        for how in stragglers:
-            model = nn.Module()
-            model.p = nn.Parameter(torch.zeros(numbers))
-            optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=0.1), model, NEVER[name])
-            took_s = []
-            late = rank == 1 and how != "none"
-            for step in range(_few(how) if late else steps):
-                start = time.monotonic()
-                if late and step:
-                    time.sleep(2.0) if how == "sleeps" else busy(0.2)
-                time.sleep(compute_s)
-                optimizer.zero_grad()
-                model.p.sum().backward()
-                optimizer.step()
-                if how == "in Python, 5 ms":
-                    sys.setswitchinterval(0.005)
-                took_s.append(time.monotonic() - start)
-            optimizer.finish()
-            sys.setswitchinterval(0.005)
-            out[name, how] = statistics.median(took_s[1:])
+        model = nn.Linear(10, 10)
+        optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=0.1), model, NEVER[name], patience_s=120)
+        for step in range(2 if rank == 1 else steps + 2):
+            if rank == 1 and step == 1:
+                say(f"{name}: held")
+                for other in others:
+                    hear(f"{name}: rank {other} took {steps}")
+            elif step == 1:
+                hear(f"{name}: held")
+            optimizer.zero_grad()
+            model(torch.ones(1, 10)).sum().backward()
+            optimizer.step()
+            if rank != 1:
+                say(f"{name}: rank {rank} took {step}")
+        out[name] = [sum(said(f"{name}: rank {r} took {step}") for step in range(1, steps + 2)) for r in others]
+        optimizer.finish()
     keep.finish()
     return out

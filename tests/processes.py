@@ -41,7 +41,7 @@ def _worker(rank: int, size: int, port: int, folder: str, function: Callable[...
         os._exit(3)  # as a crashed script would: without an orderly ending
 
 
-def run_processes(size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 120.0) -> list[Any]:
+def run_processes(size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 300.0) -> list[Any]:
     """``function(rank, *args)`` on every rank; a list of ("returned", value) or ("raised", message, traceback)."""
     with tempfile.TemporaryDirectory() as folder:
         context = mp.start_processes(

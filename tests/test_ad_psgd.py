@@ -93,7 +93,7 @@ def meeting(rank: int, size: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def told() -> dict[int, list[Any]]:
-    jobs = [Job(__name__, "meeting", size, (size,), timeout_s=60) for size in SIZES]
+    jobs = [Job(__name__, "meeting", size, (size,)) for size in SIZES]
     return {size: forge.values(out) for size, out in zip(SIZES, forge.run(jobs), strict=True)}
 
 

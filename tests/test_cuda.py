@@ -23,8 +23,8 @@ EXACT = ("first", "majority", "late", "bounded", "every step, late", "wagma, lat
 NAMES = (*EXACT, "coded", "wagma", "wagma, every step", "wagma, coded", "latest")
 FLOWS = ((1_000, 30), (3_000_000, 30))
 PLAN = {
-    "cases": Job("partial_jobs", "all_cases", SIZE, (SIZE, NAMES, BATCHES, "cuda"), timeout_s=120),
-    "flows": Job("partial_jobs", "stress", SIZE, (FLOWS, "cuda"), timeout_s=120),
+    "cases": Job("partial_jobs", "all_cases", SIZE, (SIZE, NAMES, BATCHES, "cuda"), timeout_s=600),
+    "flows": Job("partial_jobs", "stress", SIZE, (FLOWS, "cuda"), timeout_s=600),
 }
 
 
@@ -34,10 +34,10 @@ def told() -> dict[str, list[Any]]:
 
 
 def slow_ones(numbers: int) -> torch.Tensor:
-    """Queues much work, at the end of which all elements become 1; the host is far ahead of it."""
-    x, factor = torch.zeros(numbers, device="cuda"), torch.randn(4096, 4096, device="cuda")
+    """Queues seconds of work, at the end of which all elements become 1; the host is far ahead of it."""
+    x, factor = torch.zeros(numbers, device="cuda"), torch.randn(8192, 8192, device="cuda")
     product = factor
-    for _ in range(60):
+    for _ in range(75):  # few enough for the device's queue, which would else make the host wait
         product = (product @ factor).clamp_(-1, 1)
     x += product[0, 0] * 0 + 1
     return x

@@ -45,7 +45,7 @@ def torchrun(folder: Path, options: list[str], *arguments: str) -> subprocess.Po
     )
 
 
-def ended(process: subprocess.Popen[str], timeout_s: float = 90.0) -> tuple[int, str]:
+def ended(process: subprocess.Popen[str], timeout_s: float = 300.0) -> tuple[int, str]:
     try:
         _, stderr = process.communicate(timeout=timeout_s)
     finally:

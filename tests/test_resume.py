@@ -9,7 +9,7 @@ from typing import Any
 import forge
 import pytest
 import torch
-from attach_jobs import distance, flat, loss, net, serial, sgd
+from attach_jobs import PATIENCE_S, distance, flat, loss, net, serial, sgd
 from forge import Job, attempt
 from test_twins import CASES
 
@@ -49,26 +49,57 @@ def resumed(rank: int) -> dict[tuple[str, int], tuple[Any, Any, bool]]:
         model = net()
         inner = sgd(model)
         scheduler = _scheduled(inner)
-        with ob.attach(inner, model, strategy, steps=STEPS, patience_s=20) as optimizer:
+        with ob.attach(inner, model, strategy, steps=STEPS, patience_s=PATIENCE_S) as optimizer:
             _steps(rank, model, optimizer, scheduler, 0, STEPS)
         whole = flat(model)
         for stop in (5, 7):
             first = net()
             inner = sgd(first)
             scheduler = _scheduled(inner)
-            with ob.attach(inner, first, strategy, steps=STEPS, patience_s=20) as optimizer:
+            with ob.attach(inner, first, strategy, steps=STEPS, patience_s=PATIENCE_S) as optimizer:
                 _steps(rank, first, optimizer, scheduler, 0, stop)
                 saved = _round_trip(first.state_dict(), optimizer.state_dict(), scheduler.state_dict())
             second = net(seed=99)
             inner = sgd(second)
             scheduler = _scheduled(inner)
-            with ob.attach(inner, second, strategy, steps=STEPS, patience_s=20) as optimizer:
+            with ob.attach(inner, second, strategy, steps=STEPS, patience_s=PATIENCE_S) as optimizer:
                 second.load_state_dict(saved[0])
                 optimizer.load_state_dict(saved[1])
                 scheduler.load_state_dict(saved[2])
                 _steps(rank, second, optimizer, scheduler, stop, STEPS)
             in_flight = saved[1]["offbeat"]["memory"].get("sent") is not None
             out[name, stop] = whole, flat(second), in_flight
+    keep.finish()
+    return out
+
+
+class Recorder:
+    """A log that keeps the numbers of the steps."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        if tag == "offbeat/step_s":
+            self.steps.append(step)
+
+
+def logged(rank: int) -> dict[str, list[list[int]]]:
+    """The numbers of the steps that a log hears of: before a break, after it, and of a run that was never saved."""
+    ob.init()
+    keep = ob.attach(sgd(other := net()), other, ob.allreduce())
+    out = {}
+    for strategy in (ob.allreduce(), ob.local_sgd(period=2), ob.eager(), ob.ad_psgd()):
+        model, logs, saved = net(), [Recorder(), Recorder(), Recorder()], None
+        for log, steps in zip(logs, (3, 2, 1), strict=True):
+            optimizer = ob.attach(sgd(model), model, strategy, patience_s=PATIENCE_S, log=log)
+            if saved is not None:
+                optimizer.load_state_dict(saved)
+            _steps(rank, model, optimizer, _scheduled(optimizer.inner), 0, steps)
+            optimizer.average()
+            (saved,) = _round_trip(optimizer.state_dict()) if log is logs[0] else (None,)
+            optimizer.finish()
+        out[strategy.name] = [log.steps for log in logs]
     keep.finish()
     return out
 
@@ -97,7 +128,7 @@ def uneven(rank: int) -> dict[str, tuple[Any, int]]:
     out = {}
     for name, strategy in {**CASES, "averaged": ob.local_sgd(period=3)}.items():
         model = net()
-        with ob.attach(sgd(model, lr=0.05), model, strategy, patience_s=20) as optimizer:
+        with ob.attach(sgd(model, lr=0.05), model, strategy, patience_s=PATIENCE_S) as optimizer:
             for t in range(BATCHES[rank]):
                 optimizer.zero_grad()
                 loss(model, rank, t).backward()
@@ -128,13 +159,14 @@ def one_by_one(rank: int) -> list[bool]:
 @pytest.fixture(scope="module")
 def told() -> dict[str, list[Any]]:
     plan = [
-        Job(__name__, "resumed", 2, timeout_s=100),
+        Job(__name__, "resumed", 2),
+        Job(__name__, "logged", 2),
         Job(__name__, "foreign_states", 2),
-        Job(__name__, "uneven", 4, timeout_s=100),
+        Job(__name__, "uneven", 4),
         Job(__name__, "one_by_one", 2),
         Job(__name__, "one_by_one", 2, rank_0_hosts=True),
     ]
-    names = ("resumed", "foreign_states", "uneven", "one_by_one", "one_by_one_hosted")
+    names = ("resumed", "logged", "foreign_states", "uneven", "one_by_one", "one_by_one_hosted")
     return dict(zip(names, forge.run(plan), strict=True))
 
 
@@ -150,6 +182,12 @@ def test_a_resumed_run_ends_with_the_bits_of_one_without_a_break(told: Any, name
 def test_some_of_the_resumed_runs_were_stopped_with_an_exchange_under_way(told: Any, method: str) -> None:
     for out in forge.values(told["resumed"]):
         assert any(in_flight for (name, _), (_, _, in_flight) in out.items() if CASES[name].name == method)
+
+
+@pytest.mark.parametrize("method", ["allreduce", "local_sgd", "eager", "ad_psgd"])
+def test_a_log_counts_on_from_the_step_where_a_state_was_saved(told: Any, method: str) -> None:
+    for out in forge.values(told["logged"]):
+        assert out[method] == [[0, 1, 2], [3, 4], [0]]
 
 
 def test_a_state_of_another_strategy_is_refused_and_a_plain_one_is_loaded(told: Any) -> None:

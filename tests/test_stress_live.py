@@ -1,4 +1,4 @@
-"""Many rounds of every size between six processes, and what a straggler costs the others.
+"""Many rounds of every size between six processes, and one that the others do not wait for.
 
 ``OFFBEAT_STRESS=full`` runs the long version: 2,000 rounds and more, with messages of up to 10⁷ numbers.
 """
@@ -22,10 +22,10 @@ FLOWS = (
     if FULL
     else ((1, 25), (1_000, 25), (100_000, 20), (1_000_000, 8))
 )  # (numbers in a message, steps of each worker)
-STRAGGLERS = ("none", "sleeps")
+BESIDE = 20  # steps of the others while one takes its second
 PLAN: dict[str, Job] = {
-    "flows": Job("partial_jobs", "stress", SIZE, (FLOWS,), timeout_s=400),
-    "straggler": Job("partial_jobs", "beside_a_straggler", 3, ([*NEVER], STRAGGLERS, 60, 10_000, 0.02), timeout_s=400),
+    "flows": Job("partial_jobs", "stress", SIZE, (FLOWS,), timeout_s=600),
+    "straggler": Job("partial_jobs", "beside_a_straggler", 3, (3, [*NEVER], BESIDE), timeout_s=600),
 }
 
 
@@ -59,9 +59,6 @@ def test_memory_is_flat(told: Any) -> None:
 
 
 @pytest.mark.parametrize("name", NEVER)
-def test_a_worker_that_sleeps_two_seconds_a_step_slows_nobody(told: Any, name: str) -> None:
-    for rank in (0, 2):  # what it costs them to a few percent is in benchmarks/; if they waited, it would be 2 s
-        alone, beside = (told["straggler"][rank][name, how] for how in STRAGGLERS)
-        assert beside < alone + 0.5
-    slow = told["straggler"][1][name, "sleeps"]
-    assert slow > 2.0
+def test_the_others_take_twenty_steps_while_a_straggler_takes_its_second(told: Any, name: str) -> None:
+    meanwhile = told["straggler"][1][name]  # what it costs them to a few percent is in benchmarks/
+    assert min(meanwhile) >= BESIDE

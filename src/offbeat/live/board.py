@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from offbeat.live.errors import ConfigMismatch, PeerFailed
+from offbeat.live.vitals import has_ended, this_process
 
 START_S = 300.0  # how long a worker waits for the others to attach
-ROLL_CALL_S = 1.0  # how long a worker that is alive may take to say so
+ROLL_CALL_S = 5.0  # how long a worker that is alive may take to say so: it does not while it computes
 GRACE_S = 3.0  # how long operations under way may still end well after the store is gone
 
 T = TypeVar("T")
@@ -42,6 +43,7 @@ class Board:
         """Every worker posts what it is; one that differs from rank 0 is refused on all of them."""
         self._store.set(f"reached/{self.rank}", "-1")
         self._store.set(f"done/{self.rank}", "-1")
+        self._store.set(f"process/{self.rank}", json.dumps(this_process()))
         self._store.set(f"hello/{self.rank}", json.dumps(facts))
         keys = [f"hello/{r}" for r in range(self.size)]
         start, pause = time.monotonic(), 0.001
@@ -95,18 +97,39 @@ class Board:
                 raise PeerFailed(f"rank {rank} failed: {message}")
 
     def lost(self, when: str) -> PeerFailed:
-        """The error for a peer that vanished without a word: the living answer a roll call, the others are named."""
+        """The error for a peer that vanished without a word: the living answer a roll call, the others are named.
+
+        Who computes does not hear it. So processes on this machine are looked for as well, and if one of them is gone,
+        nobody else is waited for or named.
+        """
         try:
             self._store.set(f"alive/{self.rank}", "1")
-            start, silent = time.monotonic(), list(range(self.size))
-            while silent and time.monotonic() - start < ROLL_CALL_S:
-                time.sleep(0.01)
-                silent = [r for r in silent if not self._store.check([f"alive/{r}"])]
+            ended, silent = self._roll_call()
         except RuntimeError:
             self._gone_since_s = time.monotonic()
             return _store_gone(when)
-        whom = f"rank {', '.join(map(str, silent))} gives no sign of life" if silent else "all ranks still answer"
-        return PeerFailed(f"lost a peer during {when}; {whom}")
+        if ended:
+            return PeerFailed(f"lost a peer during {when}; {_no_sign(ended)}: the process has ended")
+        if silent:
+            others = f"nor does one that computes for more than {ROLL_CALL_S:.0f} s"
+            return PeerFailed(f"lost a peer during {when}; {_no_sign(silent)} ({others})")
+        return PeerFailed(f"lost a peer during {when}; all ranks still answer")
+
+    def _roll_call(self) -> tuple[list[int], list[int]]:
+        """Those who have ended without an answer, as far as that can be known; those who have not answered."""
+        silent = list(range(self.size))
+        found = self._store.multi_get([f"process/{r}" for r in silent])
+        processes, here = [json.loads(text) for text in found], this_process()
+        start, pause_s = time.monotonic(), 0.01
+        while True:
+            # Looked for first: a worker that has answered may end, but none answers after its end.
+            ended = [r for r in silent if has_ended(processes[r], here)]
+            silent = [r for r in silent if not self._store.check([f"alive/{r}"])]
+            ended = [r for r in ended if r in silent]
+            if ended or not silent or time.monotonic() - start > ROLL_CALL_S:
+                return ended, silent
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.1)
 
     def _ask(self, otherwise: T, call: Callable[..., Any], *args: object) -> T | Any:
         """Ask the store. A store that has gone is forgiven for a moment: its host may have finished before us."""
@@ -159,6 +182,12 @@ class Board:
 
 def _store_gone(when: str) -> PeerFailed:
     return PeerFailed(f"the job's store is gone during {when}: rank 0, or the launcher, has ended")
+
+
+def _no_sign(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} gives no sign of life"
+    return f"ranks {', '.join(map(str, ranks))} give no sign of life"
 
 
 def _difference(fact: str, here: str, rank: int, there: str) -> str:

@@ -31,7 +31,9 @@ class Log(Protocol):
     MLflow::
 
         class MlflowLog:
-            def add_scalar(self, tag, value, step): mlflow.log_metric(tag, value, step=step)
+            def add_scalar(self, tag, value, step): mlflow.log_metric(tag, value, step=step, synchronous=False)
+
+    Steps are numbered as the optimiser counts them: a resumed run goes on where the state it loaded was saved.
     """
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> object: ...
@@ -94,7 +96,7 @@ class Chronicle:
             self._write(self._log, optimizer, step_s, wait_s)
 
     def _write(self, log: Log, optimizer: Attached, step_s: float, wait_s: float) -> None:
-        sent, step = optimizer.wire_bytes, self._steps - 1
+        sent, step = optimizer.wire_bytes, optimizer.me.t - 1  # it has moved on
         log.add_scalar("offbeat/step_s", step_s, step)
         log.add_scalar("offbeat/wait_s", wait_s, step)
         log.add_scalar("offbeat/sent_bytes", sent - self._sent_bytes, step)
