@@ -135,11 +135,11 @@ class Tray:
             self.spare.append(self._since)
         self._is_out, self._since = False, None
 
-    def shown(self) -> Vec | None:
-        """A copy of shared weights, with everything that was added."""
-        if self.value is None:
-            return None
-        return self.value.clone() if self._since is None else self.value + self._since
+    def show_into(self, target: Vec) -> Vec:
+        """Shared weights, with everything that was added."""
+        assert self.value is not None, "shared weights are there from the beginning"
+        self.value.put_into(target)
+        return target if self._since is None else target.add_(self._since)
 
     def owed(self) -> Vec | None:
         """A copy of the gradients in the tray, as they came."""

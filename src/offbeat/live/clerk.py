@@ -248,11 +248,12 @@ class Clerk:
     def _got(self, version: int) -> Got:
         result, late = self._results.pop(version), self._channel.rules.late
         fresh = result.deposits >= self._tray.deposits - late
-        value: Vec = result.value
         self._lent.append(result.value)
-        if self._channel.rules.absent == "shared" and (shown := self._tray.shown()) is not None:
-            value = shown
-        return Got(version, self._staging.up(value), fresh, result.full, result.count)
+        if self._channel.rules.absent == "shared":
+            newest = version + 1 == self.place.results and result.deposits == self._tray.deposits
+            if not newest:  # else the tray has become just that
+                self._tray.show_into(result.value)
+        return Got(version, self._staging.up(result.value), fresh, result.full, result.count)
 
     # The clerk's thread.
 

@@ -104,8 +104,8 @@ class Partial:
         value, shot, full, count = seat.results.pop(version)
         rules, tray = self.channel.rules, seat.tray
         fresh = shot.deposits >= tray.deposits - rules.late  # a late result knows nothing of the deposit just made
-        if rules.absent == "shared" and (shown := tray.shown()) is not None:
-            value = shown
+        if rules.absent == "shared":
+            value = tray.show_into(value.clone())
         return Got(version, value, fresh, full, count)
 
     # A worker without data.

@@ -125,10 +125,12 @@ def wagma(
 
         partial = Channel("wagma", whom(me), how, adopt, codec, per_node=per_node)
         await Open(partial, me.x if codec is None else me.x - start)
+        memory = me.x.clone()
         async for t in me.own_steps(per_node):
-            x_hat = me.x.clone()
+            x_hat = memory.copy_(me.x)
             me.step(await own_gradient(me, per_node))
-            adopt(await partial.mix(me.x - x_hat, t))
+            step = x_hat.mul_(-1.0).add_(me.x)  # x − x̂
+            adopt(await partial.mix(step, t))
         async for got in partial.rest(lambda: None):
             adopt([got])
 
