@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -11,6 +13,10 @@ import torch
 from torch import nn
 
 import offbeat as ob
+from offbeat.effects import Channel, Got, GradMix, Open
+from offbeat.replica import Replica
+from offbeat.rounds import Rules
+from offbeat.trace import Round
 
 PAIRS = {
     "first": ob.eager(per_node=2),
@@ -55,6 +61,34 @@ def in_lockstep(rank: int) -> list[torch.Tensor]:
             optimizer.step()
             weights.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
     return weights
+
+
+def contributors(rank: int) -> tuple[dict[int, dict[int, int]], list[Round]]:
+    """A strategy of a user's own: what its results say of who contributed, and what the trace says."""
+    said: dict[int, dict[int, int]] = {}
+
+    async def body(me: Replica) -> None:
+        def look(results: list[Got]) -> None:
+            said.update({got.version: dict(got.contributors) for got in results})
+
+        channel = Channel("mine", ob.topology.everyone(2), Rules(ob.waiting.first, "carry", 7), look, per_node=2)
+        await Open(channel, None)
+        async for t in me.own_steps(2):
+            g = await GradMix(ob.topology.nodes(4, 2)(0))
+            assert g is not None
+            look(await channel.mix(g, t))
+        async for got in channel.rest(lambda: None):
+            look([got])
+
+    model, late = nn.Linear(3, 1), random.Random(rank // 2)
+    mine = dataclasses.replace(ob.eager(), body=body)
+    with ob.attach(torch.optim.SGD(model.parameters(), lr=0.1), model, mine, patience_s=120) as optimizer:
+        for _ in range(30):
+            time.sleep(late.choice((0.0, 0.0, 0.01)))
+            optimizer.zero_grad()
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+    return said, optimizer.trace.rounds
 
 
 def beside_allreduce(rank: int, size: int) -> list[torch.Tensor]:

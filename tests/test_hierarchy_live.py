@@ -21,6 +21,7 @@ PLAN: dict[Any, Job] = {
     **{b: Job("hierarchy_jobs", "all_pairs", len(b), (len(b), b, ()), timeout_s=300) for b in (EVEN, UNEVEN, EMPTY)},
     "averaged": Job("hierarchy_jobs", "all_pairs", 4, (4, (7, 7, 7, 0), (2, 5)), timeout_s=300),
     "lockstep": Job("hierarchy_jobs", "in_lockstep", 4, (), timeout_s=300),
+    "contributors": Job("hierarchy_jobs", "contributors", 4, (), timeout_s=300),
     "allreduce": Job("hierarchy_jobs", "beside_allreduce", 4, (4,), timeout_s=300),
     **{fails: Job("hierarchy_jobs", "failing", 4, fails, timeout_s=120) for fails in FAILS},
 }
@@ -82,6 +83,14 @@ def test_nodes_that_wait_for_one_another_are_allreduce(told: Any) -> None:
     for allreduce, one_node, two_nodes in forge.values(told["allreduce"]):
         assert torch.equal(one_node, allreduce)
         torch.testing.assert_close(two_nodes, allreduce)
+
+
+def test_every_result_says_to_all_of_a_node_who_contributed_and_how_stale(told: Any) -> None:
+    outs = forge.values(told["contributors"])
+    rounds = {r.version: r for r in outs[0][1]}
+    assert len(rounds) >= 30
+    for said, _ in outs:
+        assert said == {version: r.staleness for version, r in rounds.items()}
 
 
 @pytest.mark.parametrize("name", ["first", "bounded", "wagma"])

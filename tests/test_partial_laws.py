@@ -90,6 +90,21 @@ def test_a_gradient_that_fades_counts_less_for_every_round_it_has_missed(late):
     torch.testing.assert_close(moved["fade"], moved["carry"] / (5.0 - late))  # it has missed 4 rounds
 
 
+@pytest.mark.parametrize("make", [ob.eager, ob.wagma])
+@both_ways
+def test_every_result_says_who_contributed_and_how_stale(make, catch_up):
+    run, seen = watch(make(catch_up=catch_up), 6, steps=15, compute_s=heavy(3))
+    rounds, late = {r.version: r for r in run.trace.rounds}, 0
+    for rank, results in seen.got.items():
+        for got in results:
+            told = rounds[got.version].staleness
+            assert got.contributors == {r: told[r] for r in got.contributors}
+            assert make is ob.wagma or set(got.contributors) == set(told)
+            assert make is ob.eager or (rank in got.contributors and len(got.contributors) == got.count)
+            late += any(got.contributors.values())
+    assert late
+
+
 @both_ways
 def test_waiting_for_everyone_eager_is_allreduce_whatever_the_delays(catch_up):
     how = {"workers": 5, "steps": 7, "delays": ob.delays.exponential(0.3)}

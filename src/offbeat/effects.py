@@ -13,7 +13,7 @@ A runtime drives a coroutine with ``coroutine.send(answer)``; there is no asynci
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -168,6 +168,7 @@ class Got:
     fresh: bool  # my newest deposit is in it
     full: bool  # everybody's is
     count: int  # how many it averages over
+    contributors: Mapping[int, int]  # rank → how many rounds old its work is; who is not here gave nothing
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,12 @@ class Nodes:
 
     def leads(self, rank: int) -> bool:
         return rank % self.per_node == 0
+
+    def spread(self, of_nodes: Mapping[int, T]) -> dict[int, T]:
+        """What is said of nodes, said of their ranks."""
+        if self.per_node == 1:
+            return dict(of_nodes)
+        return {rank: said for node, said in of_nodes.items() for rank in self.ranks(node)}
 
     def ranks(self, node: int) -> tuple[int, ...]:
         first = self.leader(node)

@@ -50,8 +50,8 @@ class Round:
             self.version,
             nodes.leader(self.started_by) if self.started_by >= 0 else -1,
             tuple(rank for node in self.fresh for rank in nodes.ranks(node)),
-            {rank: old for node, old in self.staleness.items() for rank in nodes.ranks(node)},
-            {rank: seconds for node, seconds in self.waited_s.items() for rank in nodes.ranks(node)},
+            nodes.spread(self.staleness),
+            nodes.spread(self.waited_s),
             self.end_s,
         )
 

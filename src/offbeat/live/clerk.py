@@ -45,6 +45,7 @@ class _Result:
     deposits: int  # of this worker that are in it
     full: bool
     count: int
+    contributors: dict[int, int]
 
 
 class Clerk:
@@ -253,7 +254,8 @@ class Clerk:
             newest = version + 1 == self.place.results and result.deposits == self._tray.deposits
             if not newest:  # else the tray has become just that
                 self._tray.show_into(result.value)
-        return Got(version, self._staging.up(result.value), fresh, result.full, result.count)
+        value = self._staging.up(result.value)
+        return Got(version, value, fresh, result.full, result.count, result.contributors)
 
     # The clerk's thread.
 
@@ -288,8 +290,8 @@ class Clerk:
             given = shot.value if shot.value is not None else self._tray.memory().zero_()
         assert isinstance(given, Parcel)
         entry = 0
-        if (staleness := shot.staleness(version)) is not None:
-            entry = 2 * (staleness + 1) + shot.fresh(version, rules.catch_up)
+        if (age := shot.staleness(version)) is not None:
+            entry = 2 * (age + 1) + shot.fresh(version, rules.catch_up)
         given.note(self._rank, entry)
         if self._channel.codec is None:
             self._parties.total(given, ranks, version)
@@ -302,16 +304,17 @@ class Clerk:
         record = given.entries()
         if flush and not any(record):
             return  # nothing was owed: no result, so that no optimiser moves
-        self._deliver(version, started_by, ranks, record, _Result(given, shot.deposits, full, len(ranks)))
+        staleness = {r: record[r] // 2 - 1 for r in ranks if record[r]}
+        fresh = tuple(r for r in staleness if record[r] % 2)
+        result = _Result(given, shot.deposits, full, len(ranks), self._nodes.spread(staleness))
+        self._deliver(version, started_by, fresh, staleness, result)
 
     def _divides_early(self, divisor: int) -> bool:
         return self._channel.codec is None and divisor & (divisor - 1) == 0
 
     def _deliver(
-        self, version: int, started_by: int, ranks: tuple[int, ...], record: list[int], result: _Result
+        self, version: int, started_by: int, fresh: tuple[int, ...], staleness: dict[int, int], result: _Result
     ) -> None:
-        staleness = {r: record[r] // 2 - 1 for r in ranks if record[r]}
-        fresh = tuple(r for r in staleness if record[r] % 2)
         with self._lock:
             now = time.monotonic()
             waited = {self._rank: now - self._waits_since.pop(version, now)}

@@ -38,7 +38,7 @@ class Inside:
     """Messages of a node's leader to the others in it."""
 
     def __init__(self, nodes: Nodes, channel: Channel, like: Vec, transport: Transport) -> None:
-        node = nodes.of(transport.rank)
+        self._nodes, node = nodes, nodes.of(transport.rank)
         self.channel, self._leader, self._others = channel, nodes.leader(node), nodes.per_node - 1
         self._group, self._waiter = transport.group(nodes.ranks(node)), transport.waiter
         self._staging, self._like = Staging(like), like
@@ -46,8 +46,11 @@ class Inside:
 
     def tell(self, say: Say, results: Sequence[Got] = ()) -> None:
         """A head for each result, which says how many follow, and its numbers."""
-        heads = [[say, 0, 0, 0, 0, 0]] if not results else []
-        heads += [[say, len(results) - k, got.version, got.fresh, got.full, got.count] for k, got in enumerate(results)]
+        heads = [[say, 0, 0, 0, 0, 0, *[0] * self._nodes.count]] if not results else []
+        heads += [
+            [say, len(results) - k, got.version, got.fresh, got.full, got.count, *self._ages(got)]
+            for k, got in enumerate(results)
+        ]
         for k, head in enumerate(heads):
             parts = list(self._staging.down(results[k].value).parts) if results else []
             messages = [torch.tensor(head), *parts]
@@ -55,19 +58,25 @@ class Inside:
             self._waiter.wait(works, "the ranks of this node to hear of a round")
             self.wire_bytes += self._others * sum(p.numel() * p.element_size() for p in parts)
 
+    def _ages(self, got: Got) -> list[int]:
+        """Of each node, 1 + how old its work in the result is; 0 if it gave nothing."""
+        return [got.contributors.get(self._nodes.leader(node), -1) + 1 for node in range(self._nodes.count)]
+
     def hear(self, waiter: Waiter) -> tuple[Say, list[Got]]:
         """The leader's next message."""
         results: list[Got] = []
         while True:
-            head = torch.zeros(6, dtype=torch.int64)
+            head = torch.zeros(6 + self._nodes.count, dtype=torch.int64)
             waiter.wait([self._group.broadcast(head, self._leader)], f"rank {self._leader}, which leads this node")
-            say, left, version, fresh, full, count = head.tolist()
+            say, left, version, fresh, full, count, *ages = head.tolist()
             if not left:
                 return Say(say), results
             parts = [torch.empty(p.numel(), dtype=wide(p.dtype)) for p in self._like.parts]
             works = [self._group.broadcast(p, self._leader) for p in parts]
             waiter.wait(works, f"round {version} from rank {self._leader}")
-            results.append(Got(version, self._staging.up(Vec(parts)), bool(fresh), bool(full), count))
+            contributors = self._nodes.spread({node: age - 1 for node, age in enumerate(ages) if age})
+            value = self._staging.up(Vec(parts))
+            results.append(Got(version, value, bool(fresh), bool(full), count, contributors))
             if left == 1:
                 return Say(say), results
 

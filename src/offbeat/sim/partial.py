@@ -34,7 +34,7 @@ class _Seat:
     me: Replica
     tray: Tray
     place: Place
-    results: dict[int, tuple[Vec, Snapshot, bool, int]] = field(default_factory=dict)
+    results: dict[int, tuple[Vec, Snapshot, bool, dict[int, int], int]] = field(default_factory=dict)
     resting: bool = False
     wanted: int = 0  # results that must be there before `wake` is called
     wake: Callable[[], None] | None = None
@@ -101,12 +101,12 @@ class Partial:
             seat.waits_since.setdefault(results - 1, self._env.now)
 
     def _got(self, seat: _Seat, version: int) -> Got:
-        value, shot, full, count = seat.results.pop(version)
+        value, shot, full, contributors, count = seat.results.pop(version)
         rules, tray = self.channel.rules, seat.tray
         fresh = shot.deposits >= tray.deposits - rules.late  # a late result knows nothing of the deposit just made
         if rules.absent == "shared":
             value = tray.show_into(value.clone())
-        return Got(version, value, fresh, full, count)
+        return Got(version, value, fresh, full, count, contributors)
 
     # A worker without data.
 
@@ -221,11 +221,13 @@ class Partial:
     ) -> None:
         self._record(version, ranks, shots, started_by)
         full = self.channel.rules.is_full(version) or started_by < 0
+        ages = {r: age for r in ranks if (age := shots[r].staleness(version)) is not None}
+        contributors = self.nodes.spread(ages)
         for r in ranks:
             seat = self.seats[r]
             if self.channel.rules.absent == "shared":
                 seat.tray.adopt(value)
-            seat.results[version] = (value, shots[r], full, len(ranks))
+            seat.results[version] = (value, shots[r], full, contributors, len(ranks))
             seat.place.results = version + 1
         if started_by >= 0:
             self._in_flight -= 1
