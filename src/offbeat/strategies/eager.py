@@ -6,8 +6,9 @@ all-reduce, ``"majority"`` its majority all-reduce (a drawn initiator); a number
 
 *When it helps*: a different worker is late each step. With ``catch_up="current"`` also when always the same one is.
 *When it hurts*: ``first`` among many workers: almost nothing in a round is fresh, and a large learning rate diverges.
-*Suggested settings*: ``wait=0.5, sync="bounded", staleness=20`` at scale; the paper's own behaviour is
-``catch_up="every_step"``.
+*Suggested settings*: ``wait=0.5, sync="bounded", staleness=20`` at scale; under heavy-tailed step times ``wait=0.25``
+and ``stale="fade"`` with it, which bears twice the learning rate. Not with momentum 0.9 and much lateness. The paper's
+own behaviour is ``catch_up="every_step"``.
 *Departures*: late results are applied in order, each once (``apply="queue"``), so replicas stay equal and need no
 copying between them; ``apply="latest"`` is the paper's. Global rounds, hard quorums and the bound are ours.
 """

@@ -7,7 +7,8 @@ that what one worker knows reaches all in ⌈log_S P⌉ rounds.
 
 *When it helps*: stragglers that change from step to step, at a scale where one all-reduce a step is too much.
 *When it hurts*: very small τ (everybody waits again) or very large τ (replicas drift).
-*Suggested settings*: the defaults; ``wait=0.5, sync="bounded", staleness=20`` under heavy-tailed step times.
+*Suggested settings*: the defaults; ``wait=0.5, sync="bounded", staleness=20`` at scale, with ``group=8`` or so;
+``merge="correct"`` with few workers, or with momentum.
 *Departures*: groups for every number of workers; global rounds (``catch_up="current"``; the paper's ``"every_step"``)
 and the bound instead of the barrier are ours, and so is ``merge="correct"``, which preserves the mean.
 """
