@@ -16,10 +16,11 @@ pytestmark = pytest.mark.live
 
 EVEN, UNEVEN = (8, 8, 8, 8), (10, 7, 0, 13)
 EMPTY = (6, 7, 0, 0, 3, 9)  # a node without any data
+AVERAGED = [(7, 7, 7, 0), (7, 7, 0, 0)]  # a rank that has finished in a node that has not, and a node that has
 FAILS = [("first", "raised", 1), ("first", "raised", 2), ("wagma", "killed", 3)]
 PLAN: dict[Any, Job] = {
     **{b: Job("hierarchy_jobs", "all_pairs", len(b), (len(b), b, ()), timeout_s=300) for b in (EVEN, UNEVEN, EMPTY)},
-    "averaged": Job("hierarchy_jobs", "all_pairs", 4, (4, (7, 7, 7, 0), (2, 5)), timeout_s=300),
+    **{b: Job("hierarchy_jobs", "all_pairs", 4, (4, b, (2, 5)), timeout_s=300) for b in AVERAGED},
     "lockstep": Job("hierarchy_jobs", "in_lockstep", 4, (), timeout_s=300),
     "contributors": Job("hierarchy_jobs", "contributors", 4, (), timeout_s=300),
     "allreduce": Job("hierarchy_jobs", "beside_allreduce", 4, (4,), timeout_s=300),
@@ -63,14 +64,16 @@ def test_every_sample_of_every_node_is_applied_once(told: Any, batches: tuple[in
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_an_average_in_the_middle_makes_all_nodes_equal(told: Any, name: str) -> None:
-    outs = seen(told, "averaged", name)
-    assert [len(out.averages) for out in outs] == [2, 2, 2, 0]
+@pytest.mark.parametrize("batches", AVERAGED, ids=["a rank has finished", "a node has finished"])
+def test_an_average_in_the_middle_makes_all_nodes_equal(told: Any, batches: tuple[int, ...], name: str) -> None:
+    outs = seen(told, batches, name)
+    training = [out for out, count in zip(outs, batches, strict=True) if count]
+    assert [len(out.averages) for out in outs] == [2 if count else 0 for count in batches]
     for number in (0, 1):
-        assert all(torch.equal(out.averages[number], outs[0].averages[number]) for out in outs[:3])
+        assert all(torch.equal(out.averages[number], outs[0].averages[number]) for out in training)
     assert all(torch.equal(out.final, outs[0].final) for out in outs)
     if name not in ("wagma", "wagma, coded"):
-        assert torch.allclose(outs[0].final * 4, applied((7, 7, 7, 0)), rtol=0, atol=1e-9)
+        assert torch.allclose(outs[0].final * 4, applied(batches), rtol=0, atol=1e-9)
 
 
 def test_the_ranks_of_a_node_have_the_same_bits_after_every_step(told: Any) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import socket
 
 from offbeat.live.board import Board
-from offbeat.live.group import Group
 from offbeat.live.hub import Frame, Word
 from offbeat.live.line import Line
 
@@ -19,7 +18,6 @@ class Bell:
     """This worker's ear and hand at the bell."""
 
     waited_s = 0.0
-    wire_bytes = 0
 
     def __init__(self, connection: socket.socket, board: Board, patience_s: float) -> None:
         self._line = Line("bell", connection, board.rank, board, patience_s)
@@ -46,6 +44,3 @@ class Bell:
 
     def abandon(self) -> None:
         self._line.abandon()
-
-    def groups(self) -> list[Group]:
-        return []
