@@ -36,6 +36,7 @@ class Job:
     timeout_s: float = 300.0  # bounds a hang
     rank_0_hosts: bool = False
     whole_end: bool = False  # let the interpreter end by itself: the rule for scripts, but it takes a second
+    left_behind: int | None = None  # a rank that will never end by itself; it is killed when the others have ended
 
 
 @dataclass
@@ -51,10 +52,10 @@ class Outcome:
     stderr: str = field(default="", repr=False)
 
 
-def run(jobs: list[Job]) -> list[list[Outcome]]:
-    """The outcomes of all workers of all jobs."""
+def run(jobs: list[Job], at_once: int = 1) -> list[list[Outcome]]:
+    """The outcomes of all workers of all jobs, of which so many run at once."""
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "jobs").write_bytes(pickle.dumps(jobs))
+        Path(folder, "jobs").write_bytes(pickle.dumps((jobs, at_once)))
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         command = [sys.executable, "-W", "error", __file__, folder, str(os.getpid())]
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -88,28 +89,33 @@ def _forge(folder: Path) -> Callable[[], None] | None:
 
     torch.set_num_threads(1)
     torch.optim.SGD([torch.zeros(1)])  # imports torch's compiler: better once than in every worker
-    jobs = pickle.loads((folder / "jobs").read_bytes())
+    jobs, at_once = pickle.loads((folder / "jobs").read_bytes())
     for module in {job.module for job in jobs}:
         importlib.import_module(module)
     gc.freeze()  # or every worker would spend seconds, when it ends, on what it has inherited
-    all_outcomes = []
-    for number, job in enumerate(jobs):
-        place = folder / str(number)
-        place.mkdir()
-        port = _free_port()
-        agent = None if job.rank_0_hosts else _agent(port)
-        pids, forge = [], os.getpid()
-        for rank in range(job.size):
-            pid = os.fork()
-            if pid == 0:
-                _die_with(forge)
-                return _worker(job, rank, port, place)
-            pids.append(pid)
-        all_outcomes.append(_collect(job, place, pids))
-        if agent is not None:
-            os.kill(agent, signal.SIGKILL)
-            os.waitpid(agent, 0)
-    (folder / "outcomes").write_bytes(pickle.dumps(all_outcomes))
+    outcomes: list[list[Outcome]] = [[] for _ in jobs]
+    waiting, running = list(enumerate(jobs)), dict[int, _Running]()
+    while waiting or running:
+        while waiting and len(running) < at_once:
+            number, job = waiting.pop(0)
+            place = folder / str(number)
+            place.mkdir()
+            port = _free_port()
+            agent = None if job.rank_0_hosts else _agent(port)
+            pids, forge = [], os.getpid()
+            for rank in range(job.size):
+                pid = os.fork()
+                if pid == 0:
+                    _die_with(forge)
+                    return _worker(job, rank, port, place)
+                pids.append(pid)
+            running[number] = _Running(job, place, pids, agent)
+        for number, one in list(running.items()):
+            if one.look():
+                outcomes[number] = one.outcomes
+                del running[number]
+        time.sleep(0.002)
+    (folder / "outcomes").write_bytes(pickle.dumps(outcomes))
     return None
 
 
@@ -161,31 +167,41 @@ def _worker(job: Job, rank: int, port: int, place: Path) -> Callable[[], None]:
     return work
 
 
-def _collect(job: Job, place: Path, pids: list[int]) -> list[Outcome]:
-    outcomes = [Outcome() for _ in pids]
-    start, waiting = time.monotonic(), dict(enumerate(pids))
-    end = start + job.timeout_s
-    while waiting:
-        for rank, pid in list(waiting.items()):
-            late = time.monotonic() > end
-            if late:
+class _Running:
+    """The workers of one job."""
+
+    def __init__(self, job: Job, place: Path, pids: list[int], agent: int | None) -> None:
+        self._job, self._place, self._agent = job, place, agent
+        self.outcomes = [Outcome() for _ in pids]
+        self._start, self._waiting = time.monotonic(), dict(enumerate(pids))
+        self._end = self._start + job.timeout_s
+
+    def look(self) -> bool:
+        """Whether all have ended."""
+        for rank, pid in list(self._waiting.items()):
+            late = time.monotonic() > self._end
+            if late or list(self._waiting) == [self._job.left_behind]:
                 os.kill(pid, signal.SIGKILL)
             ended, status = os.waitpid(pid, 0 if late else os.WNOHANG)
             if ended:
-                del waiting[rank]
-                outcomes[rank].hung = late
-                outcomes[rank].exit_code = os.waitstatus_to_exitcode(status)
-                outcomes[rank].ended_s = time.monotonic() - start
-                if outcomes[rank].exit_code:
-                    end = min(end, time.monotonic() + OUTLIVES_S)
-        time.sleep(0.002)
-    for rank, outcome in enumerate(outcomes):
-        file = place / f"{rank}.value"
-        if file.exists():
-            outcome.value, outcome.returned = pickle.loads(file.read_bytes()), True
-        outcome.stderr = (place / f"{rank}.stderr").read_text()
-        outcome.error = (outcome.stderr.strip().splitlines() or [""])[-1]
-    return outcomes
+                del self._waiting[rank]
+                outcome = self.outcomes[rank]
+                outcome.hung, outcome.exit_code = late, os.waitstatus_to_exitcode(status)
+                outcome.ended_s = time.monotonic() - self._start
+                if outcome.exit_code:
+                    self._end = min(self._end, time.monotonic() + OUTLIVES_S)
+        if self._waiting:
+            return False
+        for rank, outcome in enumerate(self.outcomes):
+            file = self._place / f"{rank}.value"
+            if file.exists():
+                outcome.value, outcome.returned = pickle.loads(file.read_bytes()), True
+            outcome.stderr = (self._place / f"{rank}.stderr").read_text()
+            outcome.error = (outcome.stderr.strip().splitlines() or [""])[-1]
+        if self._agent is not None:
+            os.kill(self._agent, signal.SIGKILL)
+            os.waitpid(self._agent, 0)
+        return True
 
 
 # For the jobs.

@@ -108,8 +108,8 @@ def sockets_left(before: set[str]) -> int:
     return left
 
 
-def offbeat_threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("offbeat")]
+def offbeat_threads() -> set[threading.Thread]:
+    return {t for t in threading.enumerate() if t.name.startswith("offbeat")}
 
 
 def held() -> Any:
@@ -128,7 +128,7 @@ def counted(
     device: str = "cpu",
 ) -> Seen:
     """The counting model under ``strategy``; ``sleep_s(step)`` seconds late in each step."""
-    before = sockets()
+    before, threads = sockets(), offbeat_threads()
     model = Slots(size * AT_MOST).to(device)
     optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=1.0), model, strategy, patience_s=120)
     averages = []
@@ -144,7 +144,7 @@ def counted(
     seen = Seen(
         model.w.detach().cpu().clone(), batches[rank], optimizer.lost, optimizer.trace.rounds, averages=averages
     )
-    seen.threads, seen.sockets = offbeat_threads(), sockets_left(before)
+    seen.threads, seen.sockets = [t.name for t in offbeat_threads() - threads], sockets_left(before)
     return seen
 
 

@@ -8,15 +8,20 @@ from collections.abc import Iterator
 import pytest
 
 from offbeat import waiting
+from offbeat.live.coordinator import Coordinator
 from offbeat.live.hub import HELLO, MOST_STRANGERS, Frame, Hub, Word, connect, read_frame
 from offbeat.rounds import Referee, Rules
 
 TOKEN = bytes(range(16))
 
 
+def hub_of(size: int) -> Hub:
+    return Hub(Coordinator(Referee(Rules(waiting.first, "carry"), size, 0)), size, "127.0.0.1", TOKEN)
+
+
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    hub = Hub(Referee(Rules(waiting.first, "carry"), 2, 0), "127.0.0.1", TOKEN)
+    hub = hub_of(2)
     yield hub
     hub.abandon()
 
@@ -87,7 +92,7 @@ def test_the_door_is_shut_when_all_have_come(hub: Hub) -> None:
 
 
 def test_a_hub_that_is_given_up_hangs_up_on_everybody() -> None:
-    hub = Hub(Referee(Rules(waiting.first, "carry"), 3, 0), "127.0.0.1", TOKEN)
+    hub = hub_of(3)
     clerk, stranger = connect("127.0.0.1", hub.port, TOKEN, 0), knock(hub)
     hub.abandon()
     assert read_frame(clerk) is None

@@ -59,7 +59,7 @@ MAY_IMPORT = {
 
 # The environment says which rank this process is (RANK, WORLD_SIZE, MASTER_ADDR), and is handed to the processes that
 # are started. Everything else is an argument.
-READS_ENVIRONMENT = ("cli/", "live/__init__.py", "live/worker.py", "live/desk.py", "live/launch.py")
+READS_ENVIRONMENT = ("cli/", "live/__init__.py", "live/worker.py", "live/hub.py", "live/launch.py")
 
 
 def layer(file: str) -> str:

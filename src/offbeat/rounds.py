@@ -11,6 +11,7 @@ weights a step was begun with; a contribution with base b in round v is stale by
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -46,6 +47,45 @@ class Rules:
         return self.full_every is not None and (version + 1) % self.full_every == 0
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """Where a worker is while it takes no step here, as it says itself.
+
+    ``inside``: it is in a collective that is not ours. ``met``: how many of each kind it has entered, and who takes
+    part in them. ``rounds``: of other channels, how many results it has seen, and how many it waits for (0: none).
+    """
+
+    inside: bool = False
+    met: Mapping[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    rounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+
+def held(said: Mapping[int, Elsewhere]) -> set[int]:
+    """The workers that cannot come to a round here before another one leaves it, when all have said where they are.
+
+    A worker inside the n-th collective of a kind is held as long as somebody who takes part has not entered its n-th.
+    When all have, it comes out by itself, and is waited for: so a round that must be full stays full. A worker that
+    waits for a round of another channel is held as long as nobody has seen the result: that round may not have started.
+    """
+
+    def is_held(mine: Elsewhere) -> bool:
+        others = [
+            said[r].met.get(name, (0, ()))[0] < count
+            for name, (count, ranks) in mine.met.items()
+            if mine.inside
+            for r in ranks
+            if r in said
+        ]
+        waits = [
+            all(theirs.rounds.get(name, (0, 0))[0] < wanted for theirs in said.values())
+            for name, (_, wanted) in mine.rounds.items()
+            if wanted
+        ]
+        return any(others) or any(waits)
+
+    return {rank for rank, mine in said.items() if is_held(mine)}
+
+
 @dataclass
 class Referee:
     """Says when a round starts. One for a channel."""
@@ -58,7 +98,9 @@ class Referee:
     _computing: list[int | None] = field(default_factory=list)  # the base of the step it is in, if it is in one
     _deposit: list[int] = field(default_factory=list)  # the base of its last deposit
     _finished: set[int] = field(default_factory=set)
-    _training: set[int] = field(default_factory=set)  # neither finished nor standing
+    _standing: set[int] = field(default_factory=set)
+    _held: set[int] = field(default_factory=set)
+    _training: set[int] = field(default_factory=set)  # neither finished nor standing nor held
     _arrived: set[int] = field(default_factory=set)  # of those, who has arrived for the next round
 
     def __post_init__(self) -> None:
@@ -98,17 +140,47 @@ class Referee:
 
     def stands(self, rank: int) -> list[int]:
         """``rank`` takes no step until it is back: nobody waits for it."""
-        self._training.discard(rank)
-        self._arrived.discard(rank)
+        self._standing.add(rank)
         self._computing[rank] = None
+        self._leaves(rank)
         return self._start()
 
     def back(self, rank: int) -> list[int]:
         """``rank`` is about to take steps again, unless it has finished."""
-        if rank not in self._finished:
+        self._standing.discard(rank)
+        self._returns(rank)
+        return self._start()
+
+    def held(self, ranks: set[int]) -> list[int]:
+        """These, and no others, are held up elsewhere: nobody waits for them until they are free.
+
+        What such a worker was computing may come in later than a bound allows: a bound that waited for it could lock.
+        """
+        before, self._held = self._held, set(ranks)
+        for rank in self._held - before:
+            self._leaves(rank)
+        for rank in before - self._held:
+            self._returns(rank)
+        return self._start()
+
+    @property
+    def waits(self) -> bool:
+        """Whether somebody has arrived for a round that may not start yet."""
+        return bool(self._arrived)
+
+    @property
+    def holds(self) -> bool:
+        """Whether somebody is held up elsewhere."""
+        return bool(self._held)
+
+    def _leaves(self, rank: int) -> None:
+        self._training.discard(rank)
+        self._arrived.discard(rank)
+
+    def _returns(self, rank: int) -> None:
+        if rank not in self._finished | self._standing | self._held:
             self._training.add(rank)
             self._note(rank)
-        return self._start()
 
     @property
     def all_finished(self) -> bool:
@@ -136,7 +208,7 @@ class Referee:
             return False
         if self.rules.bound is None:
             return True
-        return not any(self._too_old(r, version) for r in range(self.size) if r not in arrived)
+        return not any(self._too_old(r, version) for r in range(self.size) if r not in arrived and r not in self._held)
 
     def _too_old(self, rank: int, version: int) -> bool:
         """Would leaving ``rank`` out of this round let something older than the bound be applied?"""

@@ -6,7 +6,6 @@ import atexit
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from offbeat.effects import Batch, Done, Next, Turn
-from offbeat.live import checks, state
+from offbeat.live import checks, elsewhere, state
 from offbeat.live.board import Board
 from offbeat.live.chronicle import Chronicle, Log, Summary
 from offbeat.live.desk import Desk
@@ -63,8 +62,14 @@ class Attached(torch.optim.Optimizer):
         self._on_close = closed
         self._chronicle = Chronicle(log)
         board.agree(checks.facts(self._flat, strategy, accumulate=accumulate, seed=seed, steps=steps))
-        self._transport = Transport(Waiter(board, patience_s), board, any(p.is_cuda for p in self._flat.parts))
-        share_beginning(self._flat, self._transport)
+        self._waiter = Waiter(board, patience_s)
+        try:
+            self._transport = Transport(self._waiter, board, any(p.is_cuda for p in self._flat.parts))
+            share_beginning(self._flat, self._transport)
+        except BaseException as error:
+            board.fail(f"{type(error).__name__}: {error}")
+            board.abandon()
+            raise
         self.me = Replica(
             board.rank,
             board.size,
@@ -81,6 +86,9 @@ class Attached(torch.optim.Optimizer):
         self._averages = 0
         self._in_step = self._closed = False
         self._exchange = Exchange(self._flat, self._session, self._transport, accumulate, self._begin)
+        self._everyone = tuple(range(board.size))
+        self._handled = id(sys.exc_info()[1])  # the script may have been started from an except clause
+        elsewhere.attached()
         atexit.register(self._at_exit)
 
     # What a torch optimiser has.
@@ -222,6 +230,8 @@ class Attached(torch.optim.Optimizer):
     def average(self) -> None:
         """Make all replicas equal now (weights and buffers), to evaluate or to save. Every rank must call it."""
         self._refuse_if_closed("average()")
+        elsewhere.stepping()
+        elsewhere.count(f"{self._board.name}/average", self._everyone)
         self._flat.adopt()
         if self.me.size > 1:
             with torch.no_grad():
@@ -233,10 +243,17 @@ class Attached(torch.optim.Optimizer):
     def finish(self) -> None:
         """End the run: answer the others until all are done, apply what is in flight, make all replicas equal.
 
-        Called again, it does nothing.
+        Called again, it does nothing. Called while an exception is on its way, as in a ``finally:``, it ends the run on
+        all ranks as the ``with`` block would, with the words of that exception.
         """
         if self._closed:
             return
+        error = sys.exc_info()[1]
+        if isinstance(error, Exception) and not isinstance(error, StopIteration) and id(error) != self._handled:
+            self._abandon(f"{type(error).__name__}: {error}")
+            return
+        elsewhere.stepping()
+        elsewhere.count(f"{self._board.name}/finish", self._everyone)
         with torch.no_grad():
             self._flat.adopt()
             self._session.start()
@@ -255,6 +272,7 @@ class Attached(torch.optim.Optimizer):
         self._release()
         self._desk.close()
         self._transport.close()
+        self._board.close()
         self._on_close()
         self._warn_leftovers()  # last: where warnings are errors, the others are not kept waiting
 
@@ -264,6 +282,9 @@ class Attached(torch.optim.Optimizer):
         if self._in_step:
             return
         self._refuse_if_closed("backward()")
+        elsewhere.stepping()
+        if not self._desk.has_channel:  # there, steps need not match
+            elsewhere.count(f"{self._board.name}/step", self._everyone)
         with torch.no_grad():
             self._flat.adopt()
             self._session.start()
@@ -335,7 +356,7 @@ class Attached(torch.optim.Optimizer):
         elif asked:
             self._equalise()
         else:
-            self._transport.waiter.until(self._something_to_do, "the others to finish")
+            self._waiter.until(self._something_to_do, "the others to finish", as_long_as_they_train=True)
 
     @property
     def _crowd(self) -> tuple[int, ...] | None:
@@ -372,6 +393,7 @@ class Attached(torch.optim.Optimizer):
 
     def _release(self) -> None:
         self._closed = True
+        elsewhere.released(self._board.name)
         atexit.unregister(self._at_exit)
         self._exchange.release()
 
@@ -380,11 +402,10 @@ class Attached(torch.optim.Optimizer):
         if self._closed:
             return
         self._release()
-        if self.me.size > 1:  # before hanging up, so that whoever notices that finds the reason
-            with suppress(RuntimeError):  # the store is gone, and with it everyone who could read the message
-                self._board.fail(message)
+        self._board.fail(message)  # before hanging up, so that whoever notices that finds the reason
         self._desk.abandon()
         self._transport.park()
+        self._board.abandon()
 
     def _at_exit(self) -> None:
         error = getattr(sys, "last_value", None)

@@ -1,7 +1,8 @@
 """The notice board of a job: small facts that workers post for one another, beside the tensors.
 
-It lives in the store that ``torch.distributed`` was started with. No thread reads it: a worker looks at it while it
-waits, so a run in which nobody waits costs nothing.
+Facts travel on the lifeline, and every worker holds a copy of them all: reading the board costs nothing, and no store
+is asked once the workers have met. (A store may live in a process that has been stopped, and whoever asks it then is
+deaf for as long.)
 
 Uneven data. A worker that has run out posts ``done``; it may take step s idly only when it knows that some worker
 takes it with data. That worker posts ``reached`` when it has waited for a moment at that step (see ``Waiter``), or at
@@ -10,137 +11,211 @@ once from then on, since it then knows that somebody is done. When all are done,
 
 from __future__ import annotations
 
+import hashlib
 import json
+import secrets
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, suppress
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from offbeat.live import elsewhere
 from offbeat.live.errors import ConfigMismatch, PeerFailed
-from offbeat.live.vitals import has_ended, this_process
+from offbeat.live.hub import Hub, connect, own_address
+from offbeat.live.lifeline import Lifeline, Roll
+from offbeat.live.vitals import this_process
 
 START_S = 300.0  # how long a worker waits for the others to attach
-ROLL_CALL_S = 5.0  # how long a worker that is alive may take to say so: it does not while it computes
-GRACE_S = 3.0  # how long operations under way may still end well after the store is gone
-
-T = TypeVar("T")
+POLL_S = 0.02  # how often a waiting worker looks up by itself: signals are heard then
+NEWS_S = 2.0  # how long a worker that lost a connection waits to hear whose it was
+LEAVE_S = 5.0
 
 
 class Board:
-    """Facts of one attached optimiser, under a prefix of its own."""
+    """Facts of one attached optimiser, and the line to those who post them."""
 
     def __init__(self, store: Store, prefix: str, rank: int, size: int) -> None:
         self._store = PrefixStore(prefix, store)
-        self.rank, self.size = rank, size
+        self.name, self.rank, self.size = prefix, rank, size
         self.someone_is_done = False
+        self._alone: dict[str, str] = {}  # the facts of a single worker
         self._reached = -1
-        self._gone_since_s: float | None = None
+        self._hub: Hub | None = None
+        self._line: Lifeline | None = None
 
     # The beginning.
 
     def agree(self, facts: dict[str, str]) -> None:
         """Every worker posts what it is; one that differs from rank 0 is refused on all of them."""
-        self._store.set(f"reached/{self.rank}", "-1")
-        self._store.set(f"done/{self.rank}", "-1")
-        self._store.set(f"process/{self.rank}", json.dumps(this_process()))
-        self._store.set(f"hello/{self.rank}", json.dumps(facts))
-        keys = [f"hello/{r}" for r in range(self.size)]
-        start, pause = time.monotonic(), 0.001
-        while not self._store.check(keys):
-            if time.monotonic() - start > START_S:
-                absent = [r for r, key in enumerate(keys) if not self._store.check([key])]
+        if self.size == 1:
+            return
+        text = json.dumps(facts)
+        try:
+            self._store.set(f"hello/{self.rank}", text)
+            self._line = self._connect()
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            self._post(f"process/{self.rank}", json.dumps(this_process()))
+            self._post(f"hello/{self.rank}", digest)
+            self._until(lambda: self._all("hello"), START_S)
+            absent = [r for r in range(self.size) if f"hello/{r}" not in self._facts]
+            if absent:
                 raise PeerFailed(f"ranks {absent} did not attach within {START_S:.0f} s; do all ranks call it?")
-            time.sleep(pause)
-            pause = min(2 * pause, 0.05)
-        posted = [json.loads(self._store.get(key)) for key in keys]
+            if any(self._facts[f"hello/{r}"] != digest for r in range(self.size)):
+                self._refuse()
+        except RuntimeError as error:
+            self.abandon()
+            if isinstance(error, PeerFailed | ConfigMismatch):
+                raise
+            raise PeerFailed(f"{_STORE_GONE} while the ranks attached") from error
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _connect(self) -> Lifeline:
+        """Rank 0 starts the hub and tells the others where it is."""
+        if self.rank == 0:
+            token = secrets.token_bytes(16)
+            self._hub = Hub(Roll(), self.size, address := own_address(), token)
+            self._store.set("lifeline", json.dumps([address, self._hub.port, token.hex()]))
+        start, pause_s = time.monotonic(), 0.001
+        while not self._store.check(["lifeline"]):
+            if time.monotonic() - start > START_S:
+                raise PeerFailed(f"rank 0 did not attach within {START_S:.0f} s; do all ranks call it?")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.05)
+        address, port, token_hex = json.loads(self._store.get("lifeline"))
+        try:
+            connection = connect(address, port, bytes.fromhex(token_hex), self.rank)
+        except OSError as error:
+            words = f"rank 0 does not answer at {address}:{port}, where it said that it would be"
+            raise PeerFailed(f"{words}: it has ended, or that address cannot be reached from here") from error
+        line = Lifeline(connection, self.rank, elsewhere.in_words)
+        line.know_processes(self._processes)
+        return line
+
+    def _refuse(self) -> None:
+        """Say what differs from rank 0; nobody leaves before all have read it, as the store may leave with rank 0."""
+        posted = [json.loads(self._store.get(f"hello/{r}")) for r in range(self.size)]
+        self._post(f"read/{self.rank}", "1")
+        with suppress(PeerFailed):
+            self._until(lambda: self._all("read"), NEWS_S)
         for rank, theirs in enumerate(posted):
             for fact, value in posted[0].items():
                 if theirs.get(fact) != value:
                     raise ConfigMismatch(_difference(fact, value, rank, str(theirs.get(fact))))
 
+    def _processes(self, rank: int) -> tuple[list[str], list[str]]:
+        return json.loads(self._facts.get(f"process/{rank}", "[]")), this_process()
+
+    def _until(self, ready: Callable[[], bool], seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not ready() and time.monotonic() < end:
+            self.check()
+            self.pause(POLL_S, ready)
+
+    def _all(self, name: str) -> bool:
+        return all(f"{name}/{r}" in self._facts for r in range(self.size))
+
     def store(self, name: str) -> Store:
         """A part of the store for one group."""
         return PrefixStore(f"group/{name}", self._store)
 
+    # Facts.
+
+    @property
+    def _facts(self) -> dict[str, str]:
+        return self._alone if self._line is None else self._line.facts
+
+    def _post(self, name: str, value: str) -> None:
+        if self._line is None:
+            self._alone[name] = value
+        else:
+            self._line.post(name, value)
+
+    def pause(self, seconds: float, ready: Callable[[], bool]) -> None:
+        """Sleep until there is news, and no longer than that; not at all if ``ready``, which is not missed."""
+        if self._line is None:
+            time.sleep(seconds)
+            return
+        with self._line.changed:
+            if not ready():
+                self._line.changed.wait(seconds)
+
     def meeting(self, name: str, ranks: tuple[int, ...]) -> Callable[[], bool]:
         """Say that this worker is there; the answer tells whether all ``ranks`` are."""
-        self._store.set(f"meeting/{name}/{self.rank}", "1")
+        self._post(f"meeting/{name}/{self.rank}", "1")
         keys = [f"meeting/{name}/{r}" for r in ranks]
-        return lambda: self._ask(False, self._store.check, keys)
-
-    # Failure.
+        return lambda: all(key in self._facts for key in keys)
 
     def publish(self, name: str, text: str) -> None:
         """A fact under a name of its own."""
-        self._store.set(f"fact/{name}", text)
+        self._post(f"fact/{name}", text)
 
     def published(self, name: str) -> str | None:
         """That fact, if it has been published."""
-        key = f"fact/{name}"
-        return self._store.get(key).decode() if self._store.check([key]) else None
+        return self._facts.get(f"fact/{name}")
 
-    def fail(self, message: str, lost: bool = False) -> None:
-        """Tell everyone that this worker has failed, or that it has ``lost`` another; the first message stays."""
-        if self._gone_since_s is not None:
-            return  # nobody could read it, and torch would write a long complaint
-        notice = json.dumps([self.rank, message[:4000], lost])
-        self._ask(None, self._store.compare_set, "failed", "", notice)
+    # Failure.
 
-    def check(self) -> None:
-        """Raise if another worker has failed."""
-        if self._ask(False, self._store.check, ["failed"]):
-            rank, message, lost = json.loads(self._store.get("failed"))
-            if lost:
-                raise self.lost(message)
-            if rank != self.rank:
-                raise PeerFailed(f"rank {rank} failed: {message}")
+    def fail(self, message: str) -> None:
+        """Tell everyone that this worker has failed; nothing where it only follows another."""
+        if self._line is not None:
+            self._line.fail(message[:4000])
 
-    def lost(self, when: str) -> PeerFailed:
-        """The error for a peer that vanished without a word: the living answer a roll call, the others are named.
+    def check(self, during: str = "") -> None:
+        """Raise if another worker has failed, or is gone."""
+        if (error := self._failure(during)) is not None:
+            raise error
 
-        Who computes does not hear it. So processes on this machine are looked for as well, and if one of them is gone,
-        nobody else is waited for or named.
+    def _failure(self, during: str) -> PeerFailed | None:
+        if self._line is None or self._line.failure is None:
+            return None
+        words, vanished = self._line.failure
+        return PeerFailed(f"lost a peer during {during}; {words}" if during and vanished else words)
+
+    def lost(self, during: str) -> PeerFailed:
+        """The error for a connection that broke. Whose it was is on its way: that worker's own line has closed too."""
+        with suppress(PeerFailed):
+            self._until(lambda: False, NEWS_S)
+        return self._failure(during) or PeerFailed(
+            f"lost a connection during {during}; {self._in_words(self._answers())}"
+        )
+
+    def waits_for(self, what: str) -> AbstractContextManager[None]:
+        """While this lasts, that is what this worker is said to wait for."""
+        return elsewhere.waiting(self.name, what)
+
+    def gave_up(self, seconds: float, what: str) -> PeerFailed:
+        """The error for a wait that outlasted its patience: it says where everybody is."""
+        self.check(what)
+        return PeerFailed(f"waited {seconds:.0f} s for {what}; {self._in_words(self._answers())}")
+
+    def bear_with(self, since_s: float, patience_s: float, what: str) -> float:
+        """Look up from a wait that may last as long as others train. Answers since when all are known to be there.
+
+        Raises if a worker has failed, or, when patience has run out, if one does not even answer. (One that computes
+        does; so does one that waits.)
         """
-        try:
-            self._store.set(f"alive/{self.rank}", "1")
-            ended, silent = self._roll_call()
-        except RuntimeError:
-            self._gone_since_s = time.monotonic()
-            return _store_gone(when)
-        if ended:
-            return PeerFailed(f"lost a peer during {when}; {_no_sign(ended)}: the process has ended")
-        if silent:
-            others = f"nor does one that computes for more than {ROLL_CALL_S:.0f} s"
-            return PeerFailed(f"lost a peer during {when}; {_no_sign(silent)} ({others})")
-        return PeerFailed(f"lost a peer during {when}; all ranks still answer")
+        self.check(what)
+        if time.monotonic() - since_s <= patience_s:
+            return since_s
+        answers = self._answers()
+        if len(answers) < self.size:
+            self.check(what)
+            raise PeerFailed(f"lost a peer during {what}; {self._in_words(answers)}")
+        return time.monotonic()
 
-    def _roll_call(self) -> tuple[list[int], list[int]]:
-        """Those who have ended without an answer, as far as that can be known; those who have not answered."""
-        silent = list(range(self.size))
-        found = self._store.multi_get([f"process/{r}" for r in silent])
-        processes, here = [json.loads(text) for text in found], this_process()
-        start, pause_s = time.monotonic(), 0.01
-        while True:
-            # Looked for first: a worker that has answered may end, but none answers after its end.
-            ended = [r for r in silent if has_ended(processes[r], here)]
-            silent = [r for r in silent if not self._store.check([f"alive/{r}"])]
-            ended = [r for r in ended if r in silent]
-            if ended or not silent or time.monotonic() - start > ROLL_CALL_S:
-                return ended, silent
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 0.1)
+    def _answers(self) -> dict[int, str]:
+        heard = {} if self._line is None else self._line.ask_all(self.size)
+        return {**heard, self.rank: elsewhere.in_words()}
 
-    def _ask(self, otherwise: T, call: Callable[..., Any], *args: object) -> T | Any:
-        """Ask the store. A store that has gone is forgiven for a moment: its host may have finished before us."""
-        try:
-            return call(*args)
-        except RuntimeError as error:
-            now = time.monotonic()
-            self._gone_since_s = self._gone_since_s or now
-            if now - self._gone_since_s > GRACE_S:
-                raise _store_gone("the run") from error
-            return otherwise
+    def _in_words(self, answers: dict[int, str]) -> str:
+        if 0 not in answers:
+            return f"rank 0 {_SILENT}, so nothing is known of the others"
+        said = [f"rank {r} {_SILENT}" for r in range(self.size) if r not in answers]
+        said += [f"rank {r} {doing}" for r, doing in sorted(answers.items()) if r != self.rank]
+        return "; ".join(said[:16]) + (f"; and {len(said) - 16} more" if len(said) > 16 else "")
 
     # Steps and their end.
 
@@ -148,46 +223,55 @@ class Board:
         """Step ``t`` is taken with data."""
         if t > self._reached:
             self._reached = t
-            self._ask(None, self._store.set, f"reached/{self.rank}", str(t))
+            self._post(f"reached/{self.rank}", str(t))
 
     def post_done(self, steps: int) -> None:
         """This worker has no data left, after so many steps."""
-        self._store.set(f"done/{self.rank}", str(steps))
-        self._store.set("done", "1")
+        self._post(f"done/{self.rank}", str(steps))
+        self._post("done", "1")
         self.someone_is_done = True
 
     def look_for_done(self) -> bool:
-        self.someone_is_done = self.someone_is_done or bool(self._ask(False, self._store.check, ["done"]))
+        self.someone_is_done = self.someone_is_done or "done" in self._facts
         return self.someone_is_done
 
     def progress(self, among: tuple[int, ...] | None = None) -> tuple[bool, int]:
         """Whether all of these workers are without data, and the last step one of them is known to take with data."""
-        ranks = range(self.size) if among is None else among
-        keys = [f"{fact}/{r}" for fact in ("done", "reached") for r in ranks]
-        numbers = [int(n) for n in self._ask(["-1"] * len(keys), self._store.multi_get, keys)]
-        done, reached = numbers[: len(ranks)], numbers[len(ranks) :]
+        ranks, facts = range(self.size) if among is None else among, self._facts
+        done = [int(facts.get(f"done/{r}", "-1")) for r in ranks]
+        reached = [int(facts.get(f"reached/{r}", "-1")) for r in ranks]
         return min(done) >= 0, max(*reached, *(steps - 1 for steps in done), -1)
 
     # Averages in the middle of a run.
 
     def ask_for_average(self, number: int) -> None:
-        self._store.set(f"average/{number}/{self.rank}", "1")
-        self._store.set(f"average/{number}", "1")
+        self._post(f"average/{number}/{self.rank}", "1")
+        self._post(f"average/{number}", "1")
 
     def average_is_asked(self, number: int, among: tuple[int, ...] | None = None) -> bool:
         """Whether anybody, or anybody ``among`` these, asks for it."""
         keys = [f"average/{number}"] if among is None else [f"average/{number}/{rank}" for rank in among]
-        return any(self._ask(False, self._store.check, [key]) for key in keys)
+        return any(key in self._facts for key in keys)
+
+    # The end.
+
+    def close(self) -> None:
+        """All are through."""
+        if self._line is not None:
+            self._line.close()
+        if self._hub is not None:
+            self._hub.join(LEAVE_S)
+
+    def abandon(self) -> None:
+        """Leave without waiting for anybody; the others have been told why, if there was something to tell."""
+        if self._line is not None:
+            self._line.abandon()
+        if self._hub is not None:
+            self._hub.abandon()
 
 
-def _store_gone(when: str) -> PeerFailed:
-    return PeerFailed(f"the job's store is gone during {when}: rank 0, or the launcher, has ended")
-
-
-def _no_sign(ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]} gives no sign of life"
-    return f"ranks {', '.join(map(str, ranks))} give no sign of life"
+_STORE_GONE = "the job's store is gone: rank 0, or the launcher, has ended"
+_SILENT = "does not answer: its process is stopped, or something holds its interpreter"
 
 
 def _difference(fact: str, here: str, rank: int, there: str) -> str:

@@ -21,8 +21,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from offbeat.effects import Channel, Got
+from offbeat.live import elsewhere
 from offbeat.live.board import Board
-from offbeat.live.errors import PeerFailed
+from offbeat.live.coordinator import pack
 from offbeat.live.hub import Frame, Word
 from offbeat.live.line import LOOK_S, Line
 from offbeat.live.parcels import Parcel
@@ -132,17 +133,19 @@ class Clerk:
         self.renew(x)
         with self._lock:
             self._takes_each = True
-        while True:
-            with self._lock:
-                self._line.check()
-                if (got := self._next()) is not None:
-                    return got
-                if self._flushed:
-                    return None
-                self._lock.wait(LOOK_S)
-            self._board.check()
-            if asked():
-                take_part()
+        since = time.monotonic()
+        with self._board.waits_for("the others to finish"):
+            while True:
+                with self._lock:
+                    self._line.check()
+                    if (got := self._next()) is not None:
+                        return got
+                    if self._flushed:
+                        return None
+                    self._lock.wait(LOOK_S)
+                since = self._board.bear_with(since, self._patience_s, "the others to finish")
+                if asked():
+                    take_part()
 
     def renew(self, x: Vec | None) -> None:
         """Without a step to take, ``x`` answers for me from now on."""
@@ -166,16 +169,20 @@ class Clerk:
         self._line.tell(Word.STANDS)
         holds = self._channel.holds
         self.renew(holds())
-        while not all_there():
-            with self._lock:
-                self._line.check()
-                got = self._next()
-                if got is None:
-                    self._lock.wait(SHORT_S)
-            if got is not None:
-                apply([got])
-                self.renew(holds())
-            self._board.check()
+        start, what = time.monotonic(), "the others to stand still"
+        with self._board.waits_for(what):
+            while not all_there():
+                with self._lock:
+                    self._line.check()
+                    got = self._next()
+                    if got is None:
+                        self._lock.wait(SHORT_S)
+                if got is not None:
+                    apply([got])
+                    self.renew(holds())
+                self._board.check(what)
+                if time.monotonic() - start > self._patience_s:
+                    raise self._board.gave_up(self._patience_s, what)
         self._line.tell(Word.BACK)
         with self._lock:
             self._wait_until(lambda: self._counted is not None, "the number of rounds")
@@ -231,20 +238,24 @@ class Clerk:
         """Until so many results are there. Holds the lock on entry and on return, gives it up while waiting."""
         if self.place.results < results:
             self._waits_since.setdefault(results - 1, time.monotonic())
-            self._wait_until(lambda: self.place.results >= results, f"round {results - 1} of {self._channel.name!r}")
+            with elsewhere.wanting(self._board.name, results):
+                self._wait_until(
+                    lambda: self.place.results >= results, f"round {results - 1} of {self._channel.name!r}"
+                )
 
     def _wait_until(self, ready: Callable[[], bool], what: str) -> None:
         start = time.monotonic()
-        while not ready():
-            self._line.check()
-            if not self._lock.wait(LOOK_S):
-                self._lock.release()
-                try:
-                    self._board.check()
-                finally:
-                    self._lock.acquire()
-            if time.monotonic() - start > self._patience_s:
-                raise PeerFailed(f"waited {self._patience_s:.0f} s for {what}; a peer is stuck or gone")
+        with self._board.waits_for(what):
+            while not ready():
+                self._line.check()
+                if not self._lock.wait(LOOK_S):
+                    self._lock.release()
+                    try:
+                        self._board.check(what)
+                        if time.monotonic() - start > self._patience_s:
+                            raise self._board.gave_up(self._patience_s, what)
+                    finally:
+                        self._lock.acquire()
 
     def _got(self, version: int) -> Got:
         result, late = self._results.pop(version), self._channel.rules.late
@@ -262,6 +273,8 @@ class Clerk:
     def _hear(self, frame: Frame) -> bool:
         if frame.word is Word.GO:
             self._round(frame.a, frame.b, flush=False)
+        elif frame.word is Word.WHERE:
+            elsewhere.watch(self._board.name, self._say_where if frame.a else None)
         elif frame.word is Word.STARTED:
             with self._lock:
                 self._counted = frame.a
@@ -273,6 +286,10 @@ class Clerk:
                 self._flushed = True
                 self._lock.notify_all()
         return self._flushed
+
+    def _say_where(self) -> None:
+        where = elsewhere.report(self._board.name, self._nodes.of)
+        self._line.mention(Word.ELSEWHERE, text=pack(where))
 
     def _round(self, version: int, started_by: int, flush: bool) -> None:
         rules, everyone = self._channel.rules, tuple(range(self._size))
@@ -328,6 +345,7 @@ class Clerk:
             self._results[version] = result
             self.place.results = version + 1
             self._lock.notify_all()
+        elsewhere.saw(self._board.name, version + 1)
 
     def _forget_older(self) -> None:
         """Of averages of weights a late worker takes the newest, so it need not keep one for every round it misses."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import socket
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
-from offbeat import waiting
 from offbeat.effects import (
     Add,
     Begin,
@@ -27,20 +24,22 @@ from offbeat.effects import (
     Share,
     not_ours,
 )
-from offbeat.live.bell import Bell
-from offbeat.live.board import START_S, Board
+from offbeat.live import elsewhere
+from offbeat.live.bell import Bell, Rings
+from offbeat.live.board import Board
 from offbeat.live.clerk import Clerk
-from offbeat.live.errors import OffbeatError, PeerFailed
+from offbeat.live.coordinator import Coordinator
+from offbeat.live.errors import OffbeatError
 from offbeat.live.group import Group
-from offbeat.live.hub import Hub, connect, lost
+from offbeat.live.hub import Handler, Hub, connect, own_address
 from offbeat.live.nodes import Follower, Inside, Leader
 from offbeat.live.parties import Parties
-from offbeat.live.porter import Porter, Visit
+from offbeat.live.porter import Porter, Visit, Visits
 from offbeat.live.transport import Transport
 from offbeat.live.waiting import Waiter
 from offbeat.nodes import Nodes
 from offbeat.replica import Replica
-from offbeat.rounds import Referee, Rules
+from offbeat.rounds import Referee
 from offbeat.trace import Trace
 from offbeat.vector import Vec
 
@@ -76,6 +75,10 @@ class Desk:
     @property
     def is_open(self) -> bool:
         return any(end is not None for end in self._ends)
+
+    @property
+    def has_channel(self) -> bool:
+        return self._channel is not None
 
     @property
     def _ends(self) -> tuple[Clerk | Leader | Follower | None, Porter | None, Bell | None]:
@@ -138,9 +141,11 @@ class Desk:
             self._refuse_if_open()
             self._channel, self._clerk = channel, Follower(inside, self._board)
             return
-        connection = self._meet_at_hub(Referee(channel.rules, nodes.count, me.seed), nodes)
-        self._channel = channel
-        self._parties = Parties(channel, nodes, self._board, Waiter(self._board, self._patience_s))
+        with elsewhere.wanting(self._board.name, 1):  # no result comes before all are here
+            coordinator = Coordinator(Referee(channel.rules, nodes.count, me.seed))
+            connection = self._meet_at_hub(coordinator, nodes)
+            self._channel = channel
+            self._parties = Parties(channel, nodes, self._board, Waiter(self._board, self._patience_s))
         clerk = Clerk(
             channel,
             effect.x,
@@ -158,36 +163,29 @@ class Desk:
 
     def share(self, effect: Share, me: Replica) -> None:
         """The same for weights that others may average with; the hub only passes visits on."""
-        connection = self._meet_at_hub(Referee(Rules(waiting.first, "last"), me.size, me.seed), Nodes(me.size))
+        connection = self._meet_at_hub(Visits(me.size), Nodes(me.size))
         self._porter = Porter(effect.x, effect.peers, connection, self._board, self.trace, self._patience_s)
 
     def _refuse_if_open(self) -> None:
         if self.is_open:
             raise OffbeatError("a strategy opens one channel, or shares its weights once")
 
-    def _meet_at_hub(self, referee: Referee, nodes: Nodes) -> socket.socket:
+    def _meet_at_hub(self, handler: Handler, nodes: Nodes) -> socket.socket:
         self._refuse_if_open()
         if self._board.rank == 0:
             token = secrets.token_bytes(16)
-            self._hub = Hub(referee, address := _address(), token)
+            self._hub = Hub(handler, nodes.count, address := own_address(), token)
             self._board.publish("hub", json.dumps([address, self._hub.port, token.hex()]))
-        address, port, token_hex = json.loads(self._wait_for_hub())
+        known, what = lambda: self._board.published("hub") is not None, "rank 0 to take its first step"
+        self._transport.waiter.until(known, what)
+        address, port, token_hex = json.loads(self._board.published("hub") or "")
         try:
             connection = connect(address, port, bytes.fromhex(token_hex), nodes.of(self._board.rank))
         except OSError as error:
-            raise lost(self._board) from error
+            raise self._board.lost("the way to rank 0") from error
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(min(SWITCH_S, self._switch_s))
         return connection
-
-    def _wait_for_hub(self) -> str:
-        start = time.monotonic()
-        while (text := self._board.published("hub")) is None:
-            self._board.check()
-            if time.monotonic() - start > START_S:
-                raise PeerFailed(f"rank 0 has not taken its first step within {START_S:.0f} s")
-            time.sleep(0.002)
-        return text
 
     def rest(self, x: Vec | None) -> Got | None:
         return self.clerk.rest(x, self._average_is_asked, self._take_part)
@@ -207,8 +205,8 @@ class Desk:
     def hang_bell(self) -> Bell:
         """The bell of micro-batches; every rank comes here at its first step."""
         if self._bell is None:
-            referee = Referee(Rules(waiting.first, "last"), self._board.size, 0)
-            self._bell = Bell(self._meet_at_hub(referee, Nodes(self._board.size)), self._board, self._patience_s)
+            connection = self._meet_at_hub(Rings(self._board.size), Nodes(self._board.size))
+            self._bell = Bell(connection, self._board, self._patience_s)
         return self._bell
 
     def finished(self) -> None:
@@ -267,15 +265,3 @@ class Desk:
 
     def _groups(self) -> list[Group]:
         return [g for end in (self._parties, self._porter) if end is not None for g in end.groups()]
-
-
-def _address() -> str:
-    """Where rank 0 can be reached: at the address torch.distributed met at, if that is this machine's."""
-    for host in (os.environ.get("MASTER_ADDR", "127.0.0.1"), socket.gethostname()):
-        try:
-            address = socket.gethostbyname(host)
-            socket.create_server((address, 0)).close()
-        except OSError:
-            continue
-        return address
-    return "127.0.0.1"

@@ -1,38 +1,40 @@
-"""News between clerks: a star of TCP connections around rank 0, where the referee sits.
+"""News between workers: a star of TCP connections around rank 0.
 
-A worker that arrives tells the hub; the referee decides; "go" reaches every clerk. Two hops, a few small frames, no
-tensors. The hub is one thread of rank 0's process; it alone touches the referee, so the referee needs no lock. Frames
-from one worker arrive in the order they were sent, and every clerk sees "go" in the order of the rounds.
+A hub is one thread of rank 0's process. Every worker has one connection to it; what a frame means is a *handler's*
+business, which alone is called by that thread and so needs no lock. Frames from one worker are heard in the order they
+were sent, and what the handler answers reaches every worker in one order. No tensor passes a hub.
 
-Until all clerks have come, anybody can knock. Who says nothing, or something else than the token that was posted on the
-board, delays nobody; when all have come the door is shut.
+Until all workers have come, anybody can knock. Who says nothing, or something else than the token that lies in the
+job's store, delays nobody; when all have come the door is shut.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hmac
+import os
 import selectors
 import socket
 import struct
 import threading
-from collections import Counter
+from collections.abc import Iterable
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from offbeat.live.board import Board
-from offbeat.live.errors import OffbeatError
-from offbeat.rounds import Referee
-
-FRAME = struct.Struct("<BHqqq")
+HEAD = struct.Struct("<BHqqqI")
 HELLO = struct.Struct("<16sH")
 CONNECT_S = 60.0
 MOST_STRANGERS = 128  # that have not said who they are; the oldest must go
+LONGEST_TEXT = 1 << 20
+# A host that vanishes says nothing. Its silence is noticed after 10 + 3 · 5 s; a process that is merely stopped is not
+# silent in this sense, since its kernel answers.
+ALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
 
 class Word(IntEnum):
     """What a frame says."""
 
+    # Rounds.
     ARRIVED = 1  # position, base, what the next step will contain at least (or −1)
     PASSED = 2  # nothing, base, the same
     BEGAN = 3  # base
@@ -40,12 +42,22 @@ class Word(IntEnum):
     RENEWED = 5  # base
     GO = 6  # version, started by
     FLUSH = 7  # version
-    MEET = 8  # whom
-    RING = 9  # round, how many must ring
-    RUNG = 10  # round
-    STANDS = 11
-    BACK = 12
-    STARTED = 13  # how many rounds have started: the answer to "back"
+    STANDS = 8
+    BACK = 9
+    STARTED = 10  # how many rounds have started: the answer to "back"
+    WHERE = 11  # to a worker that a round waits for: where are you?
+    ELSEWHERE = 12  # whether inside, the number of facts that follow as text
+    # Shared weights, and the bell.
+    MEET = 13  # whom
+    RING = 14  # round, how many must ring
+    RUNG = 15  # round
+    # The lifeline.
+    FACT = 16  # name and value
+    FAILED = 17  # why
+    GONE = 18  # who
+    BYE = 19
+    WHAT = 20  # number of the question
+    DOING = 21  # number of the question, who asked; what I am doing
 
 
 class Frame(NamedTuple):
@@ -54,46 +66,89 @@ class Frame(NamedTuple):
     a: int = 0
     b: int = 0
     c: int = -1
+    text: str = ""
 
     def pack(self) -> bytes:
-        return FRAME.pack(self.word, self.rank, self.a, self.b, self.c)
+        text = self.text.encode()
+        return HEAD.pack(self.word, self.rank, self.a, self.b, self.c, len(text)) + text
+
+
+Letter = tuple[int | None, Frame]  # to whom (None: to all), what
+
+
+class Handler(Protocol):
+    """What a hub does with what it hears. Only the hub's thread calls it."""
+
+    def hear(self, frame: Frame) -> Iterable[Letter]:
+        """A worker says something."""
+        ...
+
+    def gone(self, rank: int) -> Iterable[Letter]:
+        """A worker's connection has closed."""
+        ...
+
+    @property
+    def pause_s(self) -> float | None:
+        """After how long a silence ``silence`` is called; None: never."""
+        ...
+
+    def silence(self) -> Iterable[Letter]:
+        """Nobody has said anything for that long."""
+        ...
+
+
+class Quiet:
+    """A handler that minds neither silence nor connections that close."""
+
+    pause_s: float | None = None
+
+    def gone(self, rank: int) -> Iterable[Letter]:
+        return ()
+
+    def silence(self) -> Iterable[Letter]:
+        return ()
 
 
 def read_frame(connection: socket.socket) -> Frame | None:
     """The next frame; None when the other end has closed."""
     try:
-        data = connection.recv(FRAME.size, socket.MSG_WAITALL)
+        data = connection.recv(HEAD.size, socket.MSG_WAITALL)
+        if len(data) < HEAD.size:
+            return None
+        word, rank, a, b, c, length = HEAD.unpack(data)
+        text = b""
+        if length:
+            if length > LONGEST_TEXT:
+                return None
+            text = connection.recv(length, socket.MSG_WAITALL)
+            if len(text) < length:
+                return None
     except OSError:
         return None
-    if len(data) < FRAME.size:
-        return None
-    word, rank, a, b, c = FRAME.unpack(data)
-    return Frame(Word(word), rank, a, b, c)
+    return Frame(Word(word), rank, a, b, c, text.decode())
 
 
 class Hub:
-    """Rank 0's side: accepts every clerk, feeds the referee, spreads the news."""
+    """Rank 0's side: accepts every worker, asks the handler, spreads the news, until all workers have hung up."""
 
-    def __init__(self, referee: Referee, address: str, token: bytes) -> None:
-        self._referee, self._token, self._size = referee, token, referee.size
+    def __init__(self, handler: Handler, size: int, address: str, token: bytes) -> None:
+        self._handler, self._token, self._size = handler, token, size
         self._listener = socket.create_server((address, 0), backlog=MOST_STRANGERS)
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
         self._ear, self._mouth = socket.socketpair()  # hears that the run is given up
         self._strangers: dict[socket.socket, bytes] = {}
-        self._clerks: dict[int, socket.socket] = {}
-        self._flushed = False
-        self._rings: Counter[int] = Counter()
+        self._workers: dict[int, socket.socket] = {}
         self._thread = threading.Thread(target=self._run, name="offbeat-hub", daemon=True)
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until every clerk has hung up."""
+        """Wait until every worker has hung up."""
         self._thread.join(timeout_s)
-        self._mouth.close()
+        self.abandon()
 
     def abandon(self) -> None:
-        """Hang up on everybody."""
+        """Hang up on everybody. What they have said by now is still passed on."""
         self._mouth.close()
         self._thread.join(CONNECT_S)
 
@@ -104,15 +159,15 @@ class Hub:
                 if self._let_in(selector):
                     self._serve(selector)
         finally:  # also after a bug of ours: whoever waits then notices
-            for connection in (self._listener, self._ear, *self._strangers, *self._clerks.values()):
+            for connection in (self._listener, self._ear, *self._strangers, *self._workers.values()):
                 connection.close()
 
     # The door.
 
     def _let_in(self, selector: selectors.BaseSelector) -> bool:
-        """Until every clerk has come; False if the run is given up before."""
+        """Until every worker has come; False if the run is given up before."""
         selector.register(self._listener, selectors.EVENT_READ)
-        while len(self._clerks) < self._size:
+        while len(self._workers) < self._size:
             for knocking in [key.fileobj for key, _ in selector.select()]:
                 if knocking is self._ear:
                     return False
@@ -148,12 +203,12 @@ class Hub:
         if more and len(said) < HELLO.size:
             return
         token, rank = HELLO.unpack(said.ljust(HELLO.size, b"\0"))
-        if hmac.compare_digest(token, self._token) and rank < self._size and rank not in self._clerks:
+        if hmac.compare_digest(token, self._token) and rank < self._size and rank not in self._workers:
             del self._strangers[stranger]
             stranger.setblocking(True)
-            stranger.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _prepare(stranger)
             selector.unregister(stranger)
-            self._clerks[rank] = stranger
+            self._workers[rank] = stranger
         else:
             self._send_away(stranger, selector)
 
@@ -165,79 +220,65 @@ class Hub:
     # The news.
 
     def _serve(self, selector: selectors.BaseSelector) -> None:
-        for rank, connection in self._clerks.items():
+        for rank, connection in self._workers.items():
             selector.register(connection, selectors.EVENT_READ, rank)
-        while self._clerks:
-            for key, _ in selector.select():
+        given_up = False
+        while self._workers:
+            ready = selector.select(0.0 if given_up else self._handler.pause_s)
+            if not ready and given_up:
+                return
+            if not ready:
+                self._deliver(self._handler.silence())
+            for key, _ in ready:
                 if key.data is None:
-                    return
-                connection = self._clerks[key.data]
-                frame = read_frame(connection)
-                if frame is None:
-                    selector.unregister(connection)
-                    del self._clerks[key.data]
-                    connection.close()
+                    given_up = True
+                    selector.unregister(self._ear)
                 else:
-                    self._hear(frame)
+                    self._read(key.data, selector)
 
-    def _hear(self, frame: Frame) -> None:
-        referee, rank, started = self._referee, frame.rank, list[int]()
-        next_base = frame.c if frame.c >= 0 else None
-        match frame.word:
-            case Word.ARRIVED:
-                started = referee.arrived(rank, frame.a, frame.b, next_base)
-            case Word.PASSED:
-                started = referee.passed(rank, frame.b, next_base)
-            case Word.BEGAN:
-                started = referee.began(rank, frame.b)
-            case Word.FINISHED:
-                started = referee.finished(rank)
-            case Word.RENEWED:
-                started = referee.renewed(rank, frame.b)
-            case Word.STANDS:
-                started = referee.stands(rank)
-            case Word.BACK:
-                started = referee.back(rank)
-            case Word.MEET:
-                self._send(frame.a, frame.pack())
-            case Word.RING:
-                self._rings[frame.a] += 1
-                if self._rings[frame.a] == frame.b:
-                    self._tell(Frame(Word.RUNG, 0, frame.a))
-                    self._rings = Counter({r: n for r, n in self._rings.items() if r >= frame.a})
-        for version in started:
-            self._tell(Frame(Word.GO, 0, version, rank))
-        if frame.word is Word.BACK:
-            self._send(rank, Frame(Word.STARTED, 0, referee.started).pack())
-        if referee.all_finished and not self._flushed:
-            self._flushed = True
-            self._tell(Frame(Word.FLUSH, 0, referee.started, 0))
+    def _read(self, rank: int, selector: selectors.BaseSelector) -> None:
+        connection = self._workers[rank]
+        frame = read_frame(connection)
+        if frame is not None:
+            self._deliver(self._handler.hear(frame))
+            return
+        selector.unregister(connection)
+        del self._workers[rank]
+        connection.close()
+        self._deliver(self._handler.gone(rank))
 
-    def _tell(self, frame: Frame) -> None:
-        data = frame.pack()
-        for rank in self._clerks:
-            self._send(rank, data)
-
-    def _send(self, rank: int, data: bytes) -> None:
-        with contextlib.suppress(OSError):  # a worker that is gone: whoever waits for its tensors will say so
-            if rank in self._clerks:
-                self._clerks[rank].sendall(data)
+    def _deliver(self, letters: Iterable[Letter]) -> None:
+        for rank, frame in letters:
+            data = frame.pack()
+            for one in self._workers if rank is None else (rank,):
+                with contextlib.suppress(OSError):  # a worker that is gone: its connection says so, too
+                    if one in self._workers:
+                        self._workers[one].sendall(data)
 
 
 def connect(address: str, port: int, token: bytes, rank: int) -> socket.socket:
-    """A clerk's connection to the hub."""
+    """A worker's connection to a hub."""
     connection = socket.create_connection((address, port), timeout=CONNECT_S)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    _prepare(connection)
     connection.sendall(HELLO.pack(token, rank))
     connection.settimeout(None)
     return connection
 
 
-def lost(board: Board) -> OffbeatError:
-    """The error for a connection to the hub that is gone: rank 0 posts its own words, if it can, before it hangs up."""
-    try:
-        board.check()
-        board.fail("the news from rank 0", lost=True)
-        return board.lost("the news from rank 0")
-    except OffbeatError as error:
-        return error
+def _prepare(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ALIVE:
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def own_address() -> str:
+    """Where rank 0 can be reached: at the address torch.distributed met at, if that is this machine's."""
+    for host in (os.environ.get("MASTER_ADDR", "127.0.0.1"), socket.gethostname()):
+        try:
+            address = socket.gethostbyname(host)
+            socket.create_server((address, 0)).close()
+        except OSError:
+            continue
+        return address
+    return "127.0.0.1"

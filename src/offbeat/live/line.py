@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from offbeat.live.board import Board
 from offbeat.live.errors import OffbeatError, PeerFailed
-from offbeat.live.hub import Frame, Word, lost, read_frame
+from offbeat.live.hub import Frame, Word, read_frame
 
 LOOK_S = 0.1  # how often a waiting worker looks at the board
 LEAVE_S = 5.0
@@ -29,6 +29,7 @@ class Line:
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._hung_up = False
+        self._sending = threading.Lock()  # the listener may answer while the worker speaks; frames stay whole
 
     def listen(self, hear: Callable[[Frame], bool]) -> None:
         """Give every frame to ``hear``, on a thread of its own, until it answers that this was the last."""
@@ -43,18 +44,24 @@ class Line:
                 if self._hung_up:
                     return
                 if frame is None:
-                    raise lost(self._board)
+                    raise self._board.lost("the news from rank 0")
                 over = hear(frame)
         except BaseException as error:
             with self.lock:
                 self._failure = error
                 self.lock.notify_all()
 
-    def tell(self, word: Word, a: int = 0, b: int = 0, c: int = -1) -> None:
+    def tell(self, word: Word, a: int = 0, b: int = 0, c: int = -1, text: str = "") -> None:
         try:
-            self._connection.sendall(Frame(word, self._rank, a, b, c).pack())
+            with self._sending:
+                self._connection.sendall(Frame(word, self._rank, a, b, c, text).pack())
         except OSError as error:
-            raise lost(self._board) from error
+            raise self._board.lost("the news from rank 0") from error
+
+    def mention(self, word: Word, a: int = 0, text: str = "") -> None:
+        """The same from a place where nothing may be raised: whoever looks next hears that the line is cut."""
+        with contextlib.suppress(OSError), self._sending:
+            self._connection.sendall(Frame(word, self._rank, a, text=text).pack())
 
     def check(self) -> None:
         """Raise what ended the listener, if something did."""

@@ -12,19 +12,32 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch.distributed as dist
 
 from offbeat.effects import Ticket
 from offbeat.live.board import Board
 from offbeat.live.group import Group
-from offbeat.live.hub import Frame, Word
+from offbeat.live.hub import Frame, Letter, Quiet, Word
 from offbeat.live.line import LOOK_S, Line
 from offbeat.live.staging import Staging
 from offbeat.live.waiting import Waiter
 from offbeat.trace import Round, Trace
 from offbeat.vector import Vec
+
+
+class Visits(Quiet):
+    """The hub's side: announces visits, and tells all when everybody has retired."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._retired = size, 0
+
+    def hear(self, frame: Frame) -> Iterable[Letter]:
+        if frame.word is Word.MEET:
+            return [(frame.a, frame)]
+        self._retired += 1
+        return [(None, Frame(Word.FLUSH, 0))] if self._retired == self._size else []
 
 
 class Visit(Ticket[None]):
@@ -42,7 +55,7 @@ class Porter:
     def __init__(
         self, x: Vec, peers: tuple[int, ...], connection: socket.socket, board: Board, trace: Trace, patience_s: float
     ) -> None:
-        self._board, self._trace, self._rank = board, trace, board.rank
+        self._board, self._trace, self._rank, self._patience_s = board, trace, board.rank, patience_s
         self._line = Line("porter", connection, board.rank, board, patience_s)
         self._lock = self._line.lock
         self._staging = Staging(x)
@@ -110,15 +123,17 @@ class Porter:
     def retire(self, asked: Callable[[], bool], take_part: Callable[[], None]) -> Vec:
         """Answer visitors until all have retired; then nobody can change my weights any more."""
         self._line.tell(Word.FINISHED)
-        while True:
-            with self._lock:
-                if self._over:
-                    return self._staging.up(self._y.clone())
-                self._line.check()
-                self._lock.wait(LOOK_S)
-            self._board.check()
-            if asked():
-                take_part()
+        since = time.monotonic()
+        with self._board.waits_for("the others to retire"):
+            while True:
+                with self._lock:
+                    if self._over:
+                        return self._staging.up(self._y.clone())
+                    self._line.check()
+                    self._lock.wait(LOOK_S)
+                since = self._board.bear_with(since, self._patience_s, "the others to retire")
+                if asked():
+                    take_part()
 
     def stand(self, x: Vec, all_there: Callable[[], bool]) -> None:
         """Between two steps of all workers no visit is under way; then ``x`` becomes what the shared weights are."""

@@ -12,12 +12,12 @@ from datetime import timedelta
 
 from torch.distributed import Work
 
+from offbeat.live import elsewhere
 from offbeat.live.board import Board
 from offbeat.live.errors import PeerFailed
 
 FIRST_SLICE = timedelta(milliseconds=20)
 SLICE = timedelta(milliseconds=100)
-POLL_S = 0.001
 
 
 class Waiter:
@@ -28,54 +28,55 @@ class Waiter:
 
     def __init__(self, board: Board, patience_s: float) -> None:
         self._board, self._patience_s = board, patience_s
+        self._given_up = False
         self.waited_s = 0.0
         self.t = -1
 
     def give_up(self) -> None:
         """The run is given up here: a wait in another thread ends soon, with an error that nobody will read."""
-        self._patience_s = 0.0
+        self._given_up = True
 
     def wait(self, works: Iterable[Work], what: str) -> None:
         """Until all are done."""
         start = time.monotonic()
         if self.t >= 0 and self._board.someone_is_done:
             self._board.reach(self.t)
-        for work in works:
-            slice_ = FIRST_SLICE
-            while not self._done(work, slice_, what):
-                slice_ = SLICE
-                self._look(start, what)
+        with self._board.waits_for(what):
+            for work in works:
+                slice_ = FIRST_SLICE
+                while not self._done(work, slice_, what):
+                    slice_ = SLICE
+                    self._look(start, what)
         self.waited_s += time.monotonic() - start
 
-    def until(self, ready: Callable[[], bool], what: str) -> None:
-        """Poll the board until ``ready``."""
-        start = time.monotonic()
-        next_look = start + FIRST_SLICE.total_seconds()
-        while not ready():
-            if time.monotonic() >= next_look:
-                self._look(start, what)
-                next_look = time.monotonic() + SLICE.total_seconds()
-            time.sleep(POLL_S)
+    def until(self, ready: Callable[[], bool], what: str, as_long_as_they_train: bool = False) -> None:
+        """Until the board says so; ``as_long_as_they_train``: patience ends only with those who do not even answer."""
+        start = since = time.monotonic()
+        with self._board.waits_for(what):
+            while not ready():
+                if as_long_as_they_train:
+                    since = self._board.bear_with(since, self._patience_s, what)
+                self._look(since, what)
+                self._board.pause(FIRST_SLICE.total_seconds(), ready)
         self.waited_s += time.monotonic() - start
 
     def _look(self, start_s: float, what: str) -> None:
-        self._board.check()
+        self._board.check(what)
         if self.t >= 0 and self._board.look_for_done():
             self._board.reach(self.t)
+        if self._given_up:
+            raise PeerFailed(f"gave up waiting for {what}")
         if time.monotonic() - start_s > self._patience_s:
-            raise PeerFailed(f"waited {self._patience_s:.0f} s for {what}; a peer is stuck or gone")
+            raise self._board.gave_up(self._patience_s, what)
 
     def _done(self, work: Work, slice_: timedelta, what: str) -> bool:
         try:
-            work.wait(slice_)
-        except RuntimeError:
+            elsewhere.plain_wait(work, slice_)
+        except RuntimeError as error:
             if not work.is_completed():
                 return False
             try:
-                work.wait()  # it may have ended well just after the slice ran out
-            except RuntimeError as error:
-                # A peer that raised posts its own words before it closes its sockets; one that was killed posts none.
-                self._board.check()
-                self._board.fail(what, lost=True)
+                elsewhere.plain_wait(work)  # it may have ended well just after the slice ran out
+            except RuntimeError:
                 raise self._board.lost(what) from error
         return True
