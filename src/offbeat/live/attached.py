@@ -123,7 +123,8 @@ class Attached(torch.optim.Optimizer):
         if self._desk.is_open:
             self.me.memory.owed = self._desk.owed()
         self.me.memory.waiting = self._stream.waiting
-        return {**self.inner.state_dict(), "offbeat": state.saved(self.strategy, self.me, self._session.resume_from)}
+        own = state.saved(self.strategy, self.me, self._session.resume_from, self._desk.rounds)
+        return {**self.inner.state_dict(), "offbeat": own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up a run where ``state_dict`` left it.
@@ -134,7 +135,9 @@ class Attached(torch.optim.Optimizer):
         own = rest.pop("offbeat", None)
         if own is not None:  # first, as it may refuse: then nothing is loaded
             self._session.refuse_if_begun()
-            self._session.restart(state.restore(own, self.strategy, self.me))
+            exchanges, rounds = state.restore(own, self.strategy, self.me)
+            self._session.restart(exchanges)
+            self._desk.resume(rounds)
             self._reset_step()
             self._warn_waited(int(getattr(self.me.memory, "waiting", 0)))
         self.inner.load_state_dict(rest)

@@ -11,6 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from offbeat import waiting
 from offbeat.effects import (
     Add,
@@ -68,6 +71,7 @@ class Desk:
         self._bell: Bell | None = None
         self._hub: Hub | None = None
         self._parties: Parties | None = None
+        self._first_round = 0
         self._times_stood = 0
         self._stood: Vec | None = None
         self._switch_s: float | None = None
@@ -131,16 +135,16 @@ class Desk:
     def open(self, effect: Open, me: Replica) -> None:
         """Every rank comes here at its first step; rank 0 starts the hub and tells the others where it is."""
         channel = effect.channel
-        nodes = Nodes(me.size, channel.per_node)
+        nodes, first_round = Nodes(me.size, channel.per_node), self._agreed_first_round()
         # The node's group is made first: once a clerk's thread is there, two threads could make groups at once.
         inside = Inside(nodes, channel, me.x, self._transport) if nodes.per_node > 1 else None
         if inside is not None and not nodes.leads(me.rank):
             self._refuse_if_open()
-            self._channel, self._clerk = channel, Follower(inside, self._board)
+            self._channel, self._clerk = channel, Follower(inside, self._board, first_round)
             return
-        connection = self._meet_at_hub(Referee(channel.rules, nodes.count, me.seed), nodes)
+        connection = self._meet_at_hub(Referee(channel.rules, nodes.count, me.seed, first_round), nodes)
         self._channel = channel
-        self._parties = Parties(channel, nodes, self._board, Waiter(self._board, self._patience_s))
+        self._parties = Parties(channel, nodes, self._board, Waiter(self._board, self._patience_s), first_round)
         clerk = Clerk(
             channel,
             effect.x,
@@ -152,9 +156,25 @@ class Desk:
             self.trace,
             me.seed,
             me.t,
+            first_round,
             self._patience_s,
         )
         self._clerk = Leader(clerk, inside) if inside is not None else clerk
+
+    def resume(self, rounds: int) -> None:
+        """The run goes on after so many rounds."""
+        self._first_round = rounds
+
+    def _agreed_first_round(self) -> int:
+        """Where nobody waits, ranks that were saved at the same step may know different numbers of rounds."""
+        mine = torch.tensor([self._first_round])
+        self._first_round = int(self._transport.agree_on(mine, dist.ReduceOp.MAX, "the others' first step").item())
+        return self._first_round
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds of the channel are over, those of runs before this one included."""
+        return self._first_round if self._clerk is None else self._clerk.rounds
 
     def share(self, effect: Share, me: Replica) -> None:
         """The same for weights that others may average with; the hub only passes visits on."""

@@ -123,6 +123,10 @@ class Leader:
         return self._clerk.owed()
 
     @property
+    def rounds(self) -> int:
+        return self._clerk.rounds
+
+    @property
     def lost(self) -> list[int]:
         return self._clerk.lost
 
@@ -147,27 +151,33 @@ class Follower:
     wire_bytes = 0
     lost: Sequence[int] = ()
 
-    def __init__(self, inside: Inside, board: Board) -> None:
+    def __init__(self, inside: Inside, board: Board, first_round: int) -> None:
         # The leader has the patience: it may rest for hours while others train. A leader that fails is on the board.
         self._inside, self._waiter = inside, Waiter(board, math.inf)
+        self.rounds = first_round
+
+    def _hear(self) -> tuple[Say, list[Got]]:
+        say, results = self._inside.hear(self._waiter)
+        self.rounds = max([self.rounds, *(got.version + 1 for got in results)])
+        return say, results
 
     @property
     def waited_s(self) -> float:
         return self._waiter.waited_s
 
     def offer(self, x: Vec, step: int) -> list[Got]:
-        return self._inside.hear(self._waiter)[1]
+        return self._hear()[1]
 
     def rest(self, x: Vec | None, asked: Callable[[], bool], take_part: Callable[[], None]) -> Got | None:
         while True:
-            say, results = self._inside.hear(self._waiter)
+            say, results = self._hear()
             if say is not Say.STAND:
                 return results[0] if results else None
             take_part()
 
     def stand(self, all_there: Callable[[], bool], agree_on_largest: Callable[[int], int], apply: Apply) -> None:
         while True:
-            say, results = self._inside.hear(self._waiter)
+            say, results = self._hear()
             if say is Say.OVER:
                 return
             if say is Say.COUNT:

@@ -26,12 +26,12 @@ MADE_AT_ONCE = 16
 class Parties:
     """Every block this rank sums in."""
 
-    def __init__(self, channel: Channel, nodes: Nodes, board: Board, waiter: Waiter) -> None:
+    def __init__(self, channel: Channel, nodes: Nodes, board: Board, waiter: Waiter, first_round: int) -> None:
         self._rank, self._nodes, self._board, self._waiter = nodes.of(board.rank), nodes, board, waiter
         self._groups: dict[tuple[int, ...], Group] = {}
         self.wire_bytes = 0
         period = getattr(channel.whom, "period", 1) or MADE_AT_ONCE
-        for version in range(min(period, MADE_AT_ONCE)):
+        for version in range(first_round, first_round + min(period, MADE_AT_ONCE)):
             self._group(channel.whom(version).block(self._rank) or ())
         self._group(tuple(range(nodes.count)))
 

@@ -9,20 +9,21 @@ from offbeat.strategy import Strategy
 from offbeat.vector import Vec
 
 
-def saved(strategy: Strategy, me: Replica, exchanges: int) -> dict[str, Any]:
-    """Everything a strategy needs to go on from here."""
+def saved(strategy: Strategy, me: Replica, exchanges: int, rounds: int) -> dict[str, Any]:
+    """Everything a strategy needs to go on from here: also how many exchanges and partial rounds there have been."""
     return {
         "strategy": str(strategy),
         "step": me.t,
         "exchanges": exchanges,
+        "rounds": rounds,
         "rank": me.rank,
         "size": me.size,
         "memory": {name: _plain(value) for name, value in vars(me.memory).items()},
     }
 
 
-def restore(own: dict[str, Any], strategy: Strategy, me: Replica) -> int:
-    """Put a saved memory back; refuse one of another strategy. Answers the number of the next exchange."""
+def restore(own: dict[str, Any], strategy: Strategy, me: Replica) -> tuple[int, int]:
+    """Put a saved memory back; refuse one of another strategy. Answers the numbers of the next exchange and round."""
     if own["strategy"] != str(strategy):
         raise ValueError(
             f"the state belongs to {own['strategy']}, but {strategy} is attached; attach the same strategy"
@@ -31,7 +32,7 @@ def restore(own: dict[str, Any], strategy: Strategy, me: Replica) -> int:
     vars(me.memory).clear()
     for name, value in own["memory"].items():
         setattr(me.memory, name, _live(value, me))
-    return int(own["exchanges"])
+    return int(own["exchanges"]), int(own.get("rounds", 0))  # older states did not know their rounds
 
 
 def _plain(value: Any) -> Any:
