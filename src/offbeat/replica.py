@@ -16,7 +16,7 @@ class Replica:
 
     ``x`` are the weights, ``model`` the weights together with floating buffers (such as BatchNorm statistics): both
     are the live memory of the model, so ``me.x.copy_(…)`` changes it. ``horizon`` is the number of steps of the run
-    where that is known.
+    where that is known; ``parameters`` how many the weights consist of, where gradients say which of them they used.
     """
 
     def __init__(
@@ -30,9 +30,10 @@ class Replica:
         seed: int = 0,
         horizon: int | None = None,
         after: Callable[[], None] = lambda: None,
+        parameters: int = 0,
     ) -> None:
         self.rank, self.size, self.seed, self.horizon = rank, size, seed, horizon
-        self.x = x
+        self.x, self.parameters = x, parameters
         self.model = pack(x, buffers) if buffers.parts else x
         self.t = 0
         self.memory = SimpleNamespace()

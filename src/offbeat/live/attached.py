@@ -74,6 +74,7 @@ class Attached(torch.optim.Optimizer):
             lambda: inner.param_groups,
             seed,
             steps,
+            parameters=len(self._flat.params),
         )
         self._desk = Desk(board, self._transport, patience_s, self._average_is_asked, self._equalise)
         self._session = Session(strategy, self.me, self._transport, self._desk)

@@ -56,6 +56,7 @@ class Clerk:
         channel: Channel,
         x: Vec | None,
         like: Vec,
+        parameters: int,
         connection: socket.socket,
         parties: Parties,
         nodes: Nodes,
@@ -73,10 +74,8 @@ class Clerk:
         self._nodes, self._rank, self._size = nodes, nodes.of(board.rank), nodes.count  # a node is one worker here
         self._line = Line("clerk", connection, self._rank, board, patience_s)
         self._lock = self._line.lock
-        self._tray, self.place = (
-            Tray(channel.rules.absent, lambda: Parcel(like, self._size)),
-            Place.beginning(channel.rules, first_round),
-        )
+        self._tray = Tray(channel.rules.absent, lambda: Parcel(like, self._size, parameters))
+        self.place = Place.beginning(channel.rules, first_round)
         if not channel.rules.of_weights and self._divides_early(self._size):
             self._tray.scale = 1.0 / self._size
         self._results: dict[int, _Result] = {}

@@ -136,8 +136,9 @@ class Desk:
         """Every rank comes here at its first step; rank 0 starts the hub and tells the others where it is."""
         channel = effect.channel
         nodes, first_round = Nodes(me.size, channel.per_node), self._agreed_first_round()
+        parameters = 0 if channel.rules.of_weights else me.parameters
         # The node's group is made first: once a clerk's thread is there, two threads could make groups at once.
-        inside = Inside(nodes, channel, me.x, self._transport) if nodes.per_node > 1 else None
+        inside = Inside(nodes, channel, me.x, parameters, self._transport) if nodes.per_node > 1 else None
         if inside is not None and not nodes.leads(me.rank):
             self._refuse_if_open()
             self._channel, self._clerk = channel, Follower(inside, self._board, first_round)
@@ -149,6 +150,7 @@ class Desk:
             channel,
             effect.x,
             me.x,
+            parameters,
             connection,
             self._parties,
             nodes,

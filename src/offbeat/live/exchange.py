@@ -84,7 +84,7 @@ class Exchange:
         """``p.grad`` is ``g`` now, if it was not before: the inner optimiser reads it there."""
         if not isinstance(g, OwnGradient) and not (self._lazy_buckets and g is self._lazy_buckets.g):
             self._buckets.g.copy_(g)
-            self._buckets.present([1.0] * len(self._flat.params))
+            self._buckets.present(g.used or [1.0] * len(self._flat.params))
 
     @property
     def was_made(self) -> bool:

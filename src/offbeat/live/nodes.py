@@ -37,8 +37,8 @@ class Say(IntEnum):
 class Inside:
     """Messages of a node's leader to the others in it."""
 
-    def __init__(self, nodes: Nodes, channel: Channel, like: Vec, transport: Transport) -> None:
-        self._nodes, node = nodes, nodes.of(transport.rank)
+    def __init__(self, nodes: Nodes, channel: Channel, like: Vec, parameters: int, transport: Transport) -> None:
+        self._nodes, self._parameters, node = nodes, parameters, nodes.of(transport.rank)
         self.channel, self._leader, self._others = channel, nodes.leader(node), nodes.per_node - 1
         self._group, self._waiter = transport.group(nodes.ranks(node)), transport.waiter
         self._staging, self._like = Staging(like), like
@@ -46,9 +46,9 @@ class Inside:
 
     def tell(self, say: Say, results: Sequence[Got] = ()) -> None:
         """A head for each result, which says how many follow, and its numbers."""
-        heads = [[say, 0, 0, 0, 0, 0, *[0] * self._nodes.count]] if not results else []
+        heads = [[say, *[0] * (5 + self._nodes.count + self._parameters)]] if not results else []
         heads += [
-            [say, len(results) - k, got.version, got.fresh, got.full, got.count, *self._ages(got)]
+            [say, len(results) - k, got.version, got.fresh, got.full, got.count, *self._ages(got), *self._used(got)]
             for k, got in enumerate(results)
         ]
         for k, head in enumerate(heads):
@@ -62,20 +62,25 @@ class Inside:
         """Of each node, 1 + how old its work in the result is; 0 if it gave nothing."""
         return [got.contributors.get(self._nodes.leader(node), -1) + 1 for node in range(self._nodes.count)]
 
+    def _used(self, got: Got) -> Sequence[bool]:
+        """The parameters that the result holds gradients for."""
+        return got.value.used or [True] * self._parameters
+
     def hear(self, waiter: Waiter) -> tuple[Say, list[Got]]:
         """The leader's next message."""
         results: list[Got] = []
         while True:
-            head = torch.zeros(6 + self._nodes.count, dtype=torch.int64)
+            head = torch.zeros(6 + self._nodes.count + self._parameters, dtype=torch.int64)
             waiter.wait([self._group.broadcast(head, self._leader)], f"rank {self._leader}, which leads this node")
-            say, left, version, fresh, full, count, *ages = head.tolist()
+            say, left, version, fresh, full, count, *rest = head.tolist()
             if not left:
                 return Say(say), results
             parts = [torch.empty(p.numel(), dtype=wide(p.dtype)) for p in self._like.parts]
             works = [self._group.broadcast(p, self._leader) for p in parts]
             waiter.wait(works, f"round {version} from rank {self._leader}")
+            ages, used = rest[: self._nodes.count], rest[self._nodes.count :]
             contributors = self._nodes.spread({node: age - 1 for node, age in enumerate(ages) if age})
-            value = self._staging.up(Vec(parts))
+            value = self._staging.up(Vec(parts, used=tuple(map(bool, used)) if used else None))
             results.append(Got(version, value, bool(fresh), bool(full), count, contributors))
             if left == 1:
                 return Say(say), results

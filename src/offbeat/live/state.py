@@ -37,7 +37,7 @@ def restore(own: dict[str, Any], strategy: Strategy, me: Replica) -> tuple[int, 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Vec):
-        return {"vec": [p.detach().clone() for p in value.parts]}
+        return {"vec": [p.detach().clone() for p in value.parts], "used": None if value.used is None else [*value.used]}
     if isinstance(value, list):
         return [_plain(v) for v in value]
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -50,5 +50,6 @@ def _plain(value: Any) -> Any:
 def _live(value: Any, me: Replica) -> Any:
     if isinstance(value, dict):
         device = me.x.parts[0].device
-        return Vec([p.to(device) for p in value["vec"]])
+        used = value.get("used")
+        return Vec([p.to(device) for p in value["vec"]], used=None if used is None else tuple(used))
     return [_live(v, me) for v in value] if isinstance(value, list) else value
