@@ -63,7 +63,7 @@ class Attached(torch.optim.Optimizer):
         self._on_close = closed
         self._chronicle = Chronicle(log)
         board.agree(checks.facts(self._flat, strategy, accumulate=accumulate, seed=seed, steps=steps))
-        self._transport = Transport(Waiter(board, patience_s), board, any(p.is_cuda for p in self._flat.parts))
+        self._transport = Transport(Waiter(board, patience_s), board, [p.device for p in self._flat.parts])
         share_beginning(self._flat, self._transport)
         self.me = Replica(
             board.rank,
