@@ -74,6 +74,11 @@ class Replica:
         nodes = Nodes(self.size, per_node)
         return Steps(self, nodes.ranks(nodes.of(self.rank)))
 
+    def release(self) -> None:
+        """The run is over: let go of the weights' memory. What the strategy remembers stays, for a checkpoint."""
+        self.x = self.model = Vec(())
+        self._update = lambda g: None
+
     def recall(self, **first: Any) -> SimpleNamespace:
         """What this strategy remembers across a checkpoint: numbers, ``None``, vectors, and lists of these.
 

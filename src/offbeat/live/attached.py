@@ -121,11 +121,15 @@ class Attached(torch.optim.Optimizer):
         Methods whose rounds nobody waits for (``eager``, ``wagma``, ``ad_psgd``) have some under way at any moment:
         call ``average()`` on all ranks before, and nothing is lost or applied twice.
         """
+        if not self._closed:
+            self._remember()
+        own = state.saved(self.strategy, self.me, self._session.resume_from, self._desk.rounds)
+        return {**self.inner.state_dict(), "offbeat": own}
+
+    def _remember(self) -> None:
         if self._desk.is_open:
             self.me.memory.owed = self._desk.owed()
         self.me.memory.waiting = self._stream.waiting
-        own = state.saved(self.strategy, self.me, self._session.resume_from, self._desk.rounds)
-        return {**self.inner.state_dict(), "offbeat": own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up a run where ``state_dict`` left it.
@@ -258,6 +262,7 @@ class Attached(torch.optim.Optimizer):
                 self._transport.agree_on(torch.zeros(1), dist.ReduceOp.SUM, "the others to finish")
         self._release()
         self._desk.close()
+        self._give_back()
         self._transport.close()
         self._on_close()
         self._warn_leftovers()  # last: where warnings are errors, the others are not kept waiting
@@ -379,6 +384,13 @@ class Attached(torch.optim.Optimizer):
         atexit.unregister(self._at_exit)
         self._exchange.release()
 
+    def _give_back(self) -> None:
+        """Let go of all memory of the run now. What stays is what it was like, and what ``state_dict`` saves."""
+        self._remember()
+        self._exchange.forget()
+        for part in (self._session, self._stream, self._desk, self.me, self._flat):
+            part.release()
+
     def _abandon(self, message: str) -> None:
         """Leave without waiting for anybody, and tell the others why."""
         if self._closed:
@@ -387,7 +399,10 @@ class Attached(torch.optim.Optimizer):
         if self.me.size > 1:  # before hanging up, so that whoever notices that finds the reason
             with suppress(RuntimeError):  # the store is gone, and with it everyone who could read the message
                 self._board.fail(message)
+        self._session.release()  # with what it has begun: what has ended well is not parked with the groups
         self._desk.abandon()
+        with suppress(RuntimeError):  # a device that has failed: its memory is not to be had
+            self._give_back()
         self._transport.park()
 
     def _at_exit(self) -> None:

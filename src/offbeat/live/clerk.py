@@ -19,6 +19,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from offbeat.effects import Channel, Got
 from offbeat.live.board import Board
@@ -74,7 +75,7 @@ class Clerk:
         self._nodes, self._rank, self._size = nodes, nodes.of(board.rank), nodes.count  # a node is one worker here
         self._line = Line("clerk", connection, self._rank, board, patience_s)
         self._lock = self._line.lock
-        self._tray = Tray(channel.rules.absent, lambda: Parcel(like, self._size, parameters))
+        self._tray = Tray(channel.rules.absent, partial(Parcel, like, nodes.count, parameters))
         self.place = Place.beginning(channel.rules, first_round)
         if not channel.rules.of_weights and self._divides_early(self._size):
             self._tray.scale = 1.0 / self._size
@@ -231,6 +232,9 @@ class Clerk:
     def close(self) -> None:
         """End the thread and the connection. The flush is over on this rank."""
         self._line.close()
+
+    def release(self) -> None:
+        self._line.forget_failure()
 
     def abandon(self) -> None:
         """Hang up without waiting for anybody."""

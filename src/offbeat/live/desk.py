@@ -71,7 +71,8 @@ class Desk:
         self._bell: Bell | None = None
         self._hub: Hub | None = None
         self._parties: Parties | None = None
-        self._first_round = 0
+        self._first_round = self._wire_bytes = 0
+        self._waited_s, self._lost, self._is_over = 0.0, list[int](), False
         self._times_stood = 0
         self._stood: Vec | None = None
         self._switch_s: float | None = None
@@ -79,7 +80,7 @@ class Desk:
 
     @property
     def is_open(self) -> bool:
-        return any(end is not None for end in self._ends)
+        return self._is_over or any(end is not None for end in self._ends)
 
     @property
     def _ends(self) -> tuple[Clerk | Leader | Follower | None, Porter | None, Bell | None]:
@@ -99,11 +100,11 @@ class Desk:
 
     @property
     def waited_s(self) -> float:
-        return sum(end.waited_s for end in self._ends if end)
+        return self._waited_s + sum(end.waited_s for end in self._ends if end)
 
     @property
     def wire_bytes(self) -> int:
-        return sum(end.wire_bytes for end in (self._clerk, self._porter) if end)
+        return self._wire_bytes + sum(end.wire_bytes for end in (self._clerk, self._porter) if end)
 
     def perform(self, effect: Effect[Any], me: Replica) -> object:
         """Answer what needs a clerk or a porter; refuse what nobody can answer."""
@@ -258,7 +259,7 @@ class Desk:
 
     @property
     def lost(self) -> list[int]:
-        return list(self._clerk.lost) if self._clerk is not None else []
+        return list(self._clerk.lost) if self._clerk is not None else self._lost
 
     def close(self) -> None:
         """All ranks are through: end the threads, give the groups back."""
@@ -281,6 +282,20 @@ class Desk:
             self._hub.abandon()
         for group in self._groups():
             group.park()
+
+    def release(self) -> None:
+        """The run is over: keep its numbers, and let go of everything else.
+
+        A thread that has not ended yet holds what it works on itself, and lets go of it when it ends.
+        """
+        self._is_over = self.is_open
+        self._waited_s, self._wire_bytes, self._lost = self.waited_s, self.wire_bytes, self.lost
+        self._first_round = self.rounds
+        for end in self._ends:
+            if end is not None:
+                end.release()
+        self._channel = self._clerk = self._porter = self._bell = self._hub = self._parties = self._stood = None
+        self._average_is_asked, self._take_part = lambda: False, lambda: None
 
     def _let_go_of_interpreter(self) -> None:
         if self._switch_s is not None:

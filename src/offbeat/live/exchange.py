@@ -106,6 +106,10 @@ class Exchange:
         for hook in self._hooks:
             hook.remove()
 
+    def forget(self) -> None:
+        """The run is over: let go of its memory. (The optimiser holds this, and this must not hold the optimiser.)"""
+        self._lazy_buckets, self._begin = None, lambda: None
+
     # During backward.
 
     def _hook(self, slot: int) -> Callable[[Tensor], None]:

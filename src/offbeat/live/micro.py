@@ -176,6 +176,11 @@ class Stream:
         if self._over:
             self._anew()
 
+    def release(self) -> None:
+        """The run is over: let go of its memory, and of samples that nobody reached."""
+        self._batches, self._sums, self._views = [], None, []
+        self._ring, self._rung = lambda r, workers: None, lambda: -1
+
     def done(self) -> Done:
         """What was finished in this round; the next one begins anew."""
         self._settle(came_back=False)

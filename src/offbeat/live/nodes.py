@@ -146,6 +146,9 @@ class Leader:
     def close(self) -> None:
         self._clerk.close()
 
+    def release(self) -> None:
+        self._clerk.release()
+
     def abandon(self) -> None:
         self._clerk.abandon()
 
@@ -201,6 +204,9 @@ class Follower:
 
     def close(self) -> None:
         """Nothing was opened."""
+
+    def release(self) -> None:
+        """Nothing was heard but by the worker itself."""
 
     def abandon(self) -> None:
         self._waiter.give_up()

@@ -49,7 +49,7 @@ def _plain(value: Any) -> Any:
 
 def _live(value: Any, me: Replica) -> Any:
     if isinstance(value, dict):
-        device = me.x.parts[0].device
+        device = me.x.parts[0].device if me.x.parts else "cpu"
         used = value.get("used")
         return Vec([p.to(device) for p in value["vec"]], used=None if used is None else tuple(used))
     return [_live(v, me) for v in value] if isinstance(value, list) else value

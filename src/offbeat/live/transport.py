@@ -177,6 +177,7 @@ class Transport:
             group.close()
         if self._nccl is not None:
             dist.destroy_process_group(self._nccl)
+        self._groups, self._side, self._nccl = {}, None, None
 
     def _all_groups(self) -> list[Group]:
         return [*self._groups.values(), *([self._side] if self._side is not None else [])]
