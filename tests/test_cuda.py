@@ -3,6 +3,7 @@ where several ranks share a GPU, which NCCL refuses, or where the user chose Glo
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import forge
@@ -76,6 +77,7 @@ PLAN = {
         for device, made_by in (("cpu", "user"), ("cuda", "user"), ("cuda", "offbeat"))
     },
     "cases": Job("partial_jobs", "all_cases", SIZE, (SIZE, NAMES, BATCHES, "cuda"), timeout_s=600),
+    "memory": Job(__name__, "memory_left", SHARING, (), timeout_s=600),
     "flows": Job("partial_jobs", "stress", SIZE, (FLOWS, "cuda"), timeout_s=600),
 }
 
@@ -121,6 +123,37 @@ def test_a_result_on_its_way_up_keeps_its_values_though_its_host_memory_is_used_
     up = staging.up(Vec([host])).parts[0]
     host.fill_(7.0)
     assert bool((up == 1).all())
+
+
+def memory_left(rank: int) -> dict[str, list[int]]:
+    """Bytes on the GPU before each of three runs and after them, without Python's cyclic collector."""
+    dist.init_process_group("gloo")
+    gc.disable()
+    out = {}
+    for name, strategy in METHODS.items():
+        model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 2)).cuda()
+        seen = []
+        for _ in range(3):
+            optimizer = ob.attach(torch.optim.SGD(model.parameters()), model, strategy, patience_s=PATIENCE_S)
+            pieces = [torch.ones(4, 256, device="cuda")]
+            for x in optimizer.micro_batches(pieces[0]) if strategy.name == "nonblocking" else pieces:
+                model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            optimizer.finish()
+            del optimizer, pieces, x
+            seen.append(torch.cuda.memory_allocated())
+        out[name] = seen
+        del model
+    return out
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_runs_one_after_the_other_need_no_more_gpu_memory(told: Any, name: str) -> None:
+    for out in told["memory"]:
+        first, second, third = out[name]
+        assert second <= first
+        assert third <= first
 
 
 @pytest.mark.parametrize("name", METHODS)
