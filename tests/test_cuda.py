@@ -1,15 +1,22 @@
-"""Partial rounds of a model on a GPU: trays are pinned host memory, and no snapshot of one is ever torn."""
+"""Models on a GPU. Partial rounds: trays are pinned host memory, and no snapshot of one is ever torn. All methods: also
+where several ranks share a GPU, which NCCL refuses, or where the user chose Gloo."""
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import forge
 import pytest
 import torch
+import torch.distributed as dist
+from attach_jobs import PATIENCE_S, batch, flat, net, sgd
 from forge import Job
 from partial_jobs import AT_MOST, Flow, Seen
+from test_twins import CASES
+from torch.nn import functional as F
 
+import offbeat as ob
 from offbeat.live.staging import Staging
 from offbeat.vector import Vec
 
@@ -22,14 +29,61 @@ SIZE, BATCHES = 3, (9, 0, 12)
 EXACT = ("first", "majority", "late", "bounded", "every step, late", "wagma, late", "wagma, correct", "ad_psgd")
 NAMES = (*EXACT, "coded", "wagma", "wagma, every step", "wagma, coded", "latest")
 FLOWS = ((1_000, 30), (3_000_000, 30))
+SHARING, STEPS, NEVER_S = 4, 8, 600.0
+IN_STEP = (  # nobody is late, so that the result does not depend on timing
+    ob.eager("everyone"),
+    ob.eager("everyone", per_node=2),
+    ob.eager("everyone", codec=ob.codec.qsgd(8)),
+    ob.wagma(2, 3, "everyone"),
+    ob.wagma(2, 3, "everyone", merge="correct"),
+    ob.wagma(2, 3, "everyone", per_node=2),
+    ob.wagma(2, 3, "everyone", codec=ob.codec.qsgd(8)),
+    ob.nonblocking(2, stop=NEVER_S),
+    ob.nonblocking(2, over="server", stop=NEVER_S),
+    ob.nonblocking(2, over="ring", stop=NEVER_S),
+    ob.nonblocking(2, codec=ob.codec.qsgd(8), stop=NEVER_S),
+)
+METHODS = {**CASES, **{str(s): s for s in (*IN_STEP, ob.ad_psgd())}}
+CODED = [name for name in METHODS if "qsgd" in name]  # codecs draw other numbers on another device
+
+
+def all_methods(rank: int, device: str, made_by: str) -> dict[str, torch.Tensor]:
+    """What every method ends with, all ranks on one device; the default group is made by the user, or by Offbeat."""
+    if made_by == "user":
+        dist.init_process_group("gloo")
+    else:
+        ob.init()
+    out, keep = {}, ob.attach(sgd(other := net()), other, ob.allreduce())
+    for name, strategy in METHODS.items():
+        model = net().to(device)
+        with ob.attach(sgd(model, lr=0.05), model, strategy, steps=STEPS, patience_s=PATIENCE_S) as optimizer:
+            for t in range(STEPS):
+                x, y = (part.to(device) for part in batch(rank, t))
+                optimizer.zero_grad()
+                if strategy.name == "nonblocking":
+                    for a, b in optimizer.micro_batches((x, y)):
+                        F.mse_loss(model(a), b).backward()
+                else:
+                    F.mse_loss(model(x), y).backward()
+                optimizer.step()
+        out[name] = flat(model).cpu()
+    keep.finish()
+    return out
+
+
 PLAN = {
+    **{
+        (device, made_by): Job(__name__, "all_methods", SHARING, (device, made_by), timeout_s=600)
+        for device, made_by in (("cpu", "user"), ("cuda", "user"), ("cuda", "offbeat"))
+    },
     "cases": Job("partial_jobs", "all_cases", SIZE, (SIZE, NAMES, BATCHES, "cuda"), timeout_s=600),
+    "memory": Job(__name__, "memory_left", SHARING, (), timeout_s=600),
     "flows": Job("partial_jobs", "stress", SIZE, (FLOWS, "cuda"), timeout_s=600),
 }
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, list[Any]]:
+def told() -> dict[Any, list[Any]]:
     return {name: forge.values(out) for name, out in zip(PLAN, forge.run(list(PLAN.values())), strict=True)}
 
 
@@ -69,6 +123,51 @@ def test_a_result_on_its_way_up_keeps_its_values_though_its_host_memory_is_used_
     up = staging.up(Vec([host])).parts[0]
     host.fill_(7.0)
     assert bool((up == 1).all())
+
+
+def memory_left(rank: int) -> dict[str, list[int]]:
+    """Bytes on the GPU before each of three runs and after them, without Python's cyclic collector."""
+    dist.init_process_group("gloo")
+    gc.disable()
+    out = {}
+    for name, strategy in METHODS.items():
+        model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 2)).cuda()
+        seen = []
+        for _ in range(3):
+            optimizer = ob.attach(torch.optim.SGD(model.parameters()), model, strategy, patience_s=PATIENCE_S)
+            pieces = [torch.ones(4, 256, device="cuda")]
+            for x in optimizer.micro_batches(pieces[0]) if strategy.name == "nonblocking" else pieces:
+                model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            optimizer.finish()
+            del optimizer, pieces, x
+            seen.append(torch.cuda.memory_allocated())
+        out[name] = seen
+        del model
+    return out
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_runs_one_after_the_other_need_no_more_gpu_memory(told: Any, name: str) -> None:
+    for out in told["memory"]:
+        first, second, third = out[name]
+        assert second <= first
+        assert third <= first
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("made_by", ["user", "offbeat"])
+def test_ranks_that_share_a_gpu_end_equal_with_every_method(told: Any, made_by: str, name: str) -> None:
+    everyones = [out[name] for out in told["cuda", made_by]]
+    assert all(torch.equal(one, everyones[0]) for one in everyones)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].name != "ad_psgd"])
+@pytest.mark.parametrize("made_by", ["user", "offbeat"])
+def test_ranks_that_share_a_gpu_end_where_those_on_cpus_do(told: Any, made_by: str, name: str) -> None:
+    apart = (told["cuda", made_by][0][name] - told["cpu", "user"][0][name]).abs().max()
+    assert apart < (0.1 if name in CODED else 1e-9)
 
 
 @pytest.mark.parametrize("name", NAMES)

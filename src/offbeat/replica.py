@@ -16,7 +16,7 @@ class Replica:
 
     ``x`` are the weights, ``model`` the weights together with floating buffers (such as BatchNorm statistics): both
     are the live memory of the model, so ``me.x.copy_(…)`` changes it. ``horizon`` is the number of steps of the run
-    where that is known.
+    where that is known; ``parameters`` how many the weights consist of, where gradients say which of them they used.
     """
 
     def __init__(
@@ -30,9 +30,10 @@ class Replica:
         seed: int = 0,
         horizon: int | None = None,
         after: Callable[[], None] = lambda: None,
+        parameters: int = 0,
     ) -> None:
         self.rank, self.size, self.seed, self.horizon = rank, size, seed, horizon
-        self.x = x
+        self.x, self.parameters = x, parameters
         self.model = pack(x, buffers) if buffers.parts else x
         self.t = 0
         self.memory = SimpleNamespace()
@@ -72,6 +73,11 @@ class Replica:
         """The steps this worker, or one of its node, has data for: no turns are taken for the sake of others."""
         nodes = Nodes(self.size, per_node)
         return Steps(self, nodes.ranks(nodes.of(self.rank)))
+
+    def release(self) -> None:
+        """The run is over: let go of the weights' memory. What the strategy remembers stays, for a checkpoint."""
+        self.x = self.model = Vec(())
+        self._update = lambda g: None
 
     def recall(self, **first: Any) -> SimpleNamespace:
         """What this strategy remembers across a checkpoint: numbers, ``None``, vectors, and lists of these.

@@ -1,6 +1,7 @@
 """When a partial round starts, and where each worker stands in it: pure bookkeeping, no clock, no network.
 
-Rounds of a channel are numbered 0, 1, 2, … and run in that order. Both worlds ask the same two objects:
+Rounds of a channel are numbered 0, 1, 2, … and run in that order; a run that was taken up again goes on with the number
+it had reached. Both worlds ask the same two objects:
 
 - the ``Referee`` hears who has arrived, who has begun a step, who has finished, and says when the next round starts;
 - a ``Place`` is one worker's own view: how many results there are, how many it has taken, what it waits for.
@@ -105,9 +106,9 @@ class Referee:
 
     def __post_init__(self) -> None:
         self._training = set(range(self.size))
-        self._position = [-1] * self.size
-        self._computing = [0] * self.size
-        self._deposit = [0] * self.size
+        self._position = [self.started - 1] * self.size
+        self._computing = [self.started] * self.size
+        self._deposit = [self.started] * self.size
 
     def arrived(self, rank: int, position: int, base: int, next_base: int | None = None) -> list[int]:
         """``rank`` has deposited work with ``base`` and counts for round ``position``. The rounds that start."""
@@ -228,6 +229,11 @@ class Place:
     taken: int = 0  # results handed to the strategy
     base: int = 0  # results contained in the weights the step under way was begun with
     outstanding: int = -1  # the last round arrived for
+
+    @classmethod
+    def beginning(cls, rules: Rules, rounds: int) -> Place:
+        """Where so many rounds are over, and their results applied."""
+        return cls(rules, rounds, rounds, rounds, rounds - 1)
 
     def must_wait_first(self) -> bool:
         """Before a new deposit, the result of the round arrived for last must be there."""

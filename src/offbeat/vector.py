@@ -19,14 +19,27 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+Used = tuple[bool, ...] | None
+
+
+def either(a: Used, b: Used) -> Used:
+    """What a sum of two vectors uses."""
+    return None if a is None or b is None else tuple(x or y for x, y in zip(a, b, strict=True))
+
+
 class Vec:
-    """One vector, held as a few tensors. In-place methods end in an underscore, as in torch."""
+    """One vector, held as a few tensors. In-place methods end in an underscore, as in torch.
 
-    __slots__ = ("_phantom_bytes", "parts")
+    A gradient may know which of the model's parameters were ``used`` to make it (``None``: all, or nobody asks); the
+    others read as zeros. What is scaled or copied knows what it was made of, and a sum uses what either did.
+    """
 
-    def __init__(self, parts: Sequence[Tensor], phantom_bytes: int = 0) -> None:
+    __slots__ = ("_phantom_bytes", "parts", "used")
+
+    def __init__(self, parts: Sequence[Tensor], phantom_bytes: int = 0, used: Used = None) -> None:
         self.parts = tuple(parts)
         self._phantom_bytes = phantom_bytes
+        self.used = used
 
     @property
     def nbytes(self) -> int:
@@ -43,11 +56,12 @@ class Vec:
 
     def _zip(self, other: Vec | float, op: Callable[[Tensor, Tensor | float], Tensor]) -> Vec:
         if not isinstance(other, Vec):
-            return Vec([op(p, other) for p in self.parts], self._phantom_bytes)
+            return Vec([op(p, other) for p in self.parts], self._phantom_bytes, self.used)
         if len(other.parts) == 1 and other.parts[0].numel() == 1:  # a scalar, such as push-sum's weight
             scalar = other.parts[0]
-            return Vec([op(p, scalar.to(p.dtype)) for p in self.parts], self._phantom_bytes)
-        return Vec([op(p, q) for p, q in zip(self.parts, other.parts, strict=True)], self._phantom_bytes)
+            return Vec([op(p, scalar.to(p.dtype)) for p in self.parts], self._phantom_bytes, self.used)
+        parts = [op(p, q) for p, q in zip(self.parts, other.parts, strict=True)]
+        return Vec(parts, self._phantom_bytes, either(self.used, other.used))
 
     def __add__(self, other: Vec | float) -> Vec:
         return self._zip(other, torch.add)
@@ -67,7 +81,7 @@ class Vec:
         return self * -1.0
 
     def clone(self) -> Vec:
-        return Vec([p.clone() for p in self.parts], self._phantom_bytes)
+        return Vec([p.clone() for p in self.parts], self._phantom_bytes, self.used)
 
     def zeros_like(self) -> Vec:
         return Vec([torch.zeros_like(p) for p in self.parts], self._phantom_bytes)
@@ -75,6 +89,7 @@ class Vec:
     def copy_(self, other: Vec) -> Vec:
         for p, q in zip(self.parts, other.parts, strict=True):
             p.copy_(q)
+        self.used = other.used
         return self
 
     def put_into(self, target: Vec, scale: float = 1.0) -> Vec:
@@ -84,11 +99,13 @@ class Vec:
                 p.copy_(q)
             else:
                 torch.mul(q, scale, out=p)
+        target.used = self.used
         return target
 
     def add_(self, other: Vec, alpha: float = 1.0) -> Vec:
         for p, q in zip(self.parts, other.parts, strict=True):
             p.add_(q, alpha=alpha)
+        self.used = either(self.used, other.used)
         return self
 
     def mul_(self, factor: Vec | float) -> Vec:

@@ -6,6 +6,7 @@ import atexit
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -64,7 +65,7 @@ class Attached(torch.optim.Optimizer):
         board.agree(checks.facts(self._flat, strategy, accumulate=accumulate, seed=seed, steps=steps))
         self._waiter = Waiter(board, patience_s)
         try:
-            self._transport = Transport(self._waiter, board, any(p.is_cuda for p in self._flat.parts))
+            self._transport = Transport(self._waiter, board, [p.device for p in self._flat.parts])
             share_beginning(self._flat, self._transport)
         except BaseException as error:
             board.fail(f"{type(error).__name__}: {error}")
@@ -79,6 +80,7 @@ class Attached(torch.optim.Optimizer):
             lambda: inner.param_groups,
             seed,
             steps,
+            parameters=len(self._flat.params),
         )
         self._desk = Desk(board, self._transport, patience_s, self._average_is_asked, self._equalise)
         self._session = Session(strategy, self.me, self._transport, self._desk)
@@ -128,10 +130,15 @@ class Attached(torch.optim.Optimizer):
         Methods whose rounds nobody waits for (``eager``, ``wagma``, ``ad_psgd``) have some under way at any moment:
         call ``average()`` on all ranks before, and nothing is lost or applied twice.
         """
+        if not self._closed:
+            self._remember()
+        own = state.saved(self.strategy, self.me, self._session.resume_from, self._desk.rounds)
+        return {**self.inner.state_dict(), "offbeat": own}
+
+    def _remember(self) -> None:
         if self._desk.is_open:
             self.me.memory.owed = self._desk.owed()
         self.me.memory.waiting = self._stream.waiting
-        return {**self.inner.state_dict(), "offbeat": state.saved(self.strategy, self.me, self._session.resume_from)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up a run where ``state_dict`` left it.
@@ -142,7 +149,9 @@ class Attached(torch.optim.Optimizer):
         own = rest.pop("offbeat", None)
         if own is not None:  # first, as it may refuse: then nothing is loaded
             self._session.refuse_if_begun()
-            self._session.restart(state.restore(own, self.strategy, self.me))
+            exchanges, rounds = state.restore(own, self.strategy, self.me)
+            self._session.restart(exchanges)
+            self._desk.resume(rounds)
             self._reset_step()
             self._warn_waited(int(getattr(self.me.memory, "waiting", 0)))
         self.inner.load_state_dict(rest)
@@ -271,6 +280,7 @@ class Attached(torch.optim.Optimizer):
                 self._transport.agree_on(torch.zeros(1), dist.ReduceOp.SUM, "the others to finish")
         self._release()
         self._desk.close()
+        self._give_back()
         self._transport.close()
         self._board.close()
         self._on_close()
@@ -397,13 +407,23 @@ class Attached(torch.optim.Optimizer):
         atexit.unregister(self._at_exit)
         self._exchange.release()
 
+    def _give_back(self) -> None:
+        """Let go of all memory of the run now. What stays is what it was like, and what ``state_dict`` saves."""
+        self._remember()
+        self._exchange.forget()
+        for part in (self._session, self._stream, self._desk, self.me, self._flat):
+            part.release()
+
     def _abandon(self, message: str) -> None:
         """Leave without waiting for anybody, and tell the others why."""
         if self._closed:
             return
         self._release()
         self._board.fail(message)  # before hanging up, so that whoever notices that finds the reason
+        self._session.release()  # with what it has begun: what has ended well is not parked with the groups
         self._desk.abandon()
+        with suppress(RuntimeError):  # a device that has failed: its memory is not to be had
+            self._give_back()
         self._transport.park()
         self._board.abandon()
 

@@ -63,5 +63,8 @@ class Bell:
     def close(self) -> None:
         self._line.close()
 
+    def release(self) -> None:
+        self._line.forget_failure()
+
     def abandon(self) -> None:
         self._line.abandon()

@@ -9,7 +9,7 @@ have data, to notice workers in different steps, and to leave alone what nobody 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -154,8 +154,9 @@ class Buckets:
         self.present(head[2:])
         return count, round(step)
 
-    def present(self, counts: list[float]) -> None:
+    def present(self, counts: Sequence[float]) -> None:
         """``p.grad`` is the average where any worker had a gradient, and None where nobody had."""
+        self.g.used = tuple(count > 0 for count in counts)
         for p, view, count in zip(self._flat.params, self.views, counts, strict=True):
             if count == 0:
                 p.grad = None

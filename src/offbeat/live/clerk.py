@@ -19,6 +19,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from offbeat.effects import Channel, Got
 from offbeat.live import elsewhere
@@ -57,6 +58,7 @@ class Clerk:
         channel: Channel,
         x: Vec | None,
         like: Vec,
+        parameters: int,
         connection: socket.socket,
         parties: Parties,
         nodes: Nodes,
@@ -64,16 +66,18 @@ class Clerk:
         trace: Trace,
         seed: int,
         first_step: int,
+        first_round: int,
         patience_s: float,
     ) -> None:
         self._staging = Staging(like)
-        self._first_step = first_step  # of a run that was taken up again; rounds begin at 0
+        self._ahead = first_round - first_step  # of a run that was taken up again: its rounds begin with its steps
         self._channel, self._parties = channel, parties
         self._board, self._trace, self._seed, self._patience_s = board, trace, seed, patience_s
         self._nodes, self._rank, self._size = nodes, nodes.of(board.rank), nodes.count  # a node is one worker here
         self._line = Line("clerk", connection, self._rank, board, patience_s)
         self._lock = self._line.lock
-        self._tray, self.place = Tray(channel.rules.absent, lambda: Parcel(like, self._size)), Place(channel.rules)
+        self._tray = Tray(channel.rules.absent, partial(Parcel, like, nodes.count, parameters))
+        self.place = Place.beginning(channel.rules, first_round)
         if not channel.rules.of_weights and self._divides_early(self._size):
             self._tray.scale = 1.0 / self._size
         self._results: dict[int, _Result] = {}
@@ -84,7 +88,7 @@ class Clerk:
         self._counted: int | None = None
         self.waited_s = 0.0
         if x is not None:
-            self._tray.deposit(self._staging.down(x), Piece(-1, 0))
+            self._tray.deposit(self._staging.down(x), Piece(-1, first_round))
         self._line.listen(self._hear)
 
     # The worker's thread.
@@ -93,7 +97,7 @@ class Clerk:
         """Deposit, count or go on; the results to apply."""
         start = time.monotonic()
         bounded = self._channel.rules.bound is not None
-        mine, step = self._staging.down(x), step - self._first_step
+        mine, step = self._staging.down(x), step + self._ahead
         with self._lock:
             self._reclaim()
             self._wait_for(self.place.outstanding + 1 if self.place.must_wait_first() else 0)
@@ -224,11 +228,20 @@ class Clerk:
     def lost(self) -> list[int]:
         """The steps whose gradients were dropped."""
         with self._lock:
-            return [piece.step + self._first_step for piece in self._tray.lost if piece.step >= 0]
+            return [piece.step - self._ahead for piece in self._tray.lost if piece.step >= 0]
+
+    @property
+    def rounds(self) -> int:
+        """How many are over, as far as this worker knows."""
+        with self._lock:
+            return self.place.results
 
     def close(self) -> None:
         """End the thread and the connection. The flush is over on this rank."""
         self._line.close()
+
+    def release(self) -> None:
+        self._line.forget_failure()
 
     def abandon(self) -> None:
         """Hang up without waiting for anybody."""

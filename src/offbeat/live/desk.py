@@ -9,6 +9,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from offbeat.effects import (
     Add,
     Begin,
@@ -67,6 +70,8 @@ class Desk:
         self._bell: Bell | None = None
         self._hub: Hub | None = None
         self._parties: Parties | None = None
+        self._first_round = self._wire_bytes = 0
+        self._waited_s, self._lost, self._is_over = 0.0, list[int](), False
         self._times_stood = 0
         self._stood: Vec | None = None
         self._switch_s: float | None = None
@@ -74,7 +79,7 @@ class Desk:
 
     @property
     def is_open(self) -> bool:
-        return any(end is not None for end in self._ends)
+        return self._is_over or any(end is not None for end in self._ends)
 
     @property
     def has_channel(self) -> bool:
@@ -98,11 +103,11 @@ class Desk:
 
     @property
     def waited_s(self) -> float:
-        return sum(end.waited_s for end in self._ends if end)
+        return self._waited_s + sum(end.waited_s for end in self._ends if end)
 
     @property
     def wire_bytes(self) -> int:
-        return sum(end.wire_bytes for end in (self._clerk, self._porter) if end)
+        return self._wire_bytes + sum(end.wire_bytes for end in (self._clerk, self._porter) if end)
 
     def perform(self, effect: Effect[Any], me: Replica) -> object:
         """Answer what needs a clerk or a porter; refuse what nobody can answer."""
@@ -133,23 +138,27 @@ class Desk:
 
     def open(self, effect: Open, me: Replica) -> None:
         """Every rank comes here at its first step; rank 0 starts the hub and tells the others where it is."""
-        channel = effect.channel
-        nodes = Nodes(me.size, channel.per_node)
+        with elsewhere.wanting(self._board.name, 1):  # no result comes before all are here
+            self._open(effect.channel, effect.x, me)
+
+    def _open(self, channel: Channel, x: Vec | None, me: Replica) -> None:
+        nodes, first_round = Nodes(me.size, channel.per_node), self._agreed_first_round()
+        parameters = 0 if channel.rules.of_weights else me.parameters
         # The node's group is made first: once a clerk's thread is there, two threads could make groups at once.
-        inside = Inside(nodes, channel, me.x, self._transport) if nodes.per_node > 1 else None
+        inside = Inside(nodes, channel, me.x, parameters, self._transport) if nodes.per_node > 1 else None
         if inside is not None and not nodes.leads(me.rank):
             self._refuse_if_open()
-            self._channel, self._clerk = channel, Follower(inside, self._board)
+            self._channel, self._clerk = channel, Follower(inside, self._board, first_round)
             return
-        with elsewhere.wanting(self._board.name, 1):  # no result comes before all are here
-            coordinator = Coordinator(Referee(channel.rules, nodes.count, me.seed))
-            connection = self._meet_at_hub(coordinator, nodes)
-            self._channel = channel
-            self._parties = Parties(channel, nodes, self._board, Waiter(self._board, self._patience_s))
+        referee = Referee(channel.rules, nodes.count, me.seed, first_round)
+        connection = self._meet_at_hub(Coordinator(referee), nodes)
+        self._channel = channel
+        self._parties = Parties(channel, nodes, self._board, Waiter(self._board, self._patience_s), first_round)
         clerk = Clerk(
             channel,
-            effect.x,
+            x,
             me.x,
+            parameters,
             connection,
             self._parties,
             nodes,
@@ -157,9 +166,25 @@ class Desk:
             self.trace,
             me.seed,
             me.t,
+            first_round,
             self._patience_s,
         )
         self._clerk = Leader(clerk, inside) if inside is not None else clerk
+
+    def resume(self, rounds: int) -> None:
+        """The run goes on after so many rounds."""
+        self._first_round = rounds
+
+    def _agreed_first_round(self) -> int:
+        """Where nobody waits, ranks that were saved at the same step may know different numbers of rounds."""
+        mine = torch.tensor([self._first_round])
+        self._first_round = int(self._transport.agree_on(mine, dist.ReduceOp.MAX, "the others' first step").item())
+        return self._first_round
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds of the channel are over, those of runs before this one included."""
+        return self._first_round if self._clerk is None else self._clerk.rounds
 
     def share(self, effect: Share, me: Replica) -> None:
         """The same for weights that others may average with; the hub only passes visits on."""
@@ -234,7 +259,7 @@ class Desk:
 
     @property
     def lost(self) -> list[int]:
-        return list(self._clerk.lost) if self._clerk is not None else []
+        return list(self._clerk.lost) if self._clerk is not None else self._lost
 
     def close(self) -> None:
         """All ranks are through: end the threads, give the groups back."""
@@ -257,6 +282,20 @@ class Desk:
             self._hub.abandon()
         for group in self._groups():
             group.park()
+
+    def release(self) -> None:
+        """The run is over: keep its numbers, and let go of everything else.
+
+        A thread that has not ended yet holds what it works on itself, and lets go of it when it ends.
+        """
+        self._is_over = self.is_open
+        self._waited_s, self._wire_bytes, self._lost = self.waited_s, self.wire_bytes, self.lost
+        self._first_round = self.rounds
+        for end in self._ends:
+            if end is not None:
+                end.release()
+        self._channel = self._clerk = self._porter = self._bell = self._hub = self._parties = self._stood = None
+        self._average_is_asked, self._take_part = lambda: False, lambda: None
 
     def _let_go_of_interpreter(self) -> None:
         if self._switch_s is not None:

@@ -84,7 +84,7 @@ class Exchange:
         """``p.grad`` is ``g`` now, if it was not before: the inner optimiser reads it there."""
         if not isinstance(g, OwnGradient) and not (self._lazy_buckets and g is self._lazy_buckets.g):
             self._buckets.g.copy_(g)
-            self._buckets.present([1.0] * len(self._flat.params))
+            self._buckets.present(g.used or [1.0] * len(self._flat.params))
 
     @property
     def was_made(self) -> bool:
@@ -105,6 +105,10 @@ class Exchange:
         """Listen to backward no longer."""
         for hook in self._hooks:
             hook.remove()
+
+    def forget(self) -> None:
+        """The run is over: let go of its memory. (The optimiser holds this, and this must not hold the optimiser.)"""
+        self._lazy_buckets, self._begin = None, lambda: None
 
     # During backward.
 

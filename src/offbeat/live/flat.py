@@ -6,6 +6,8 @@ is noticed when a step begins, and the new values are taken over.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 from torch import Tensor, nn
 
@@ -79,6 +81,24 @@ class Flat:
                     if name in buffers:
                         _adopt(f"buffer {name}", buffers[name], view)
 
+    def release(self) -> None:
+        """Every tensor gets memory of its own again, with its values and strides, and ours is given back.
+
+        A view keeps all of the flat memory: a part of the model would be saved whole, and nothing could be freed. Where
+        there is no room for the copies the views stay, which is no reason to lose a run that has ended.
+        """
+        with torch.no_grad(), suppress(torch.OutOfMemoryError):
+            for p in self.params:
+                p.data = p.data.clone()
+            for name in self._floating:
+                if (buffer := self._buffers.get(name)) is not None:
+                    buffer.data = buffer.data.clone()
+            self.parts, self.views, self._buffer_views = [], [], []
+            self.x = self.buffers = Vec(())
+            for p in self.params:
+                if p.grad is not None and _is_part(p.grad):
+                    p.grad = p.grad.clone()
+
     def facts(self) -> str:
         """Names, shapes and kinds of everything that must be the same on all ranks, one a line."""
         rows = [_fact(n, p) for n, p in zip(self.names, self.params, strict=True)]
@@ -100,6 +120,11 @@ def _buffer_homes(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
 def _fact(name: str, tensor: Tensor) -> str:
     order = "" if tensor.is_contiguous() else f" strides {tensor.stride()}"
     return f"{name} {tuple(tensor.shape)} {tensor.dtype} {tensor.device.type}{order}"
+
+
+def _is_part(tensor: Tensor) -> bool:
+    """Whether its memory holds more than itself."""
+    return tensor.layout == torch.strided and tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
 
 
 def _adopt(name: str, tensor: Tensor, view: Tensor) -> None:

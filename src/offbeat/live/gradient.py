@@ -22,6 +22,7 @@ class OwnGradient(Vec):
         self._flat = flat
         self._gathered: tuple[Tensor, ...] | None = None
         self._phantom_bytes = 0
+        self.used = tuple(p.grad is not None for p in flat.params)
 
     @property
     def parts(self) -> tuple[Tensor, ...]:  # type: ignore[override]
@@ -45,4 +46,5 @@ class OwnGradient(Vec):
                     view.copy_(p.grad)
                 else:
                     torch.mul(p.grad, scale, out=view)
+        target.used = self.used
         return target

@@ -24,6 +24,7 @@ from offbeat.live.waiting import Waiter
 CONNECT = timedelta(seconds=20)  # for the other members, once all have said that they are there
 LONG = timedelta(days=7)  # Gloo's own timeout kills a group for good; our patience is kept by the waiter
 GRACE_S = 5.0
+PARKING_S = 0.05  # much longer than a thread needs that has ended an operation
 
 
 class Group:
@@ -69,19 +70,27 @@ class Group:
         Destroying it joins its threads while this thread holds the interpreter lock. A thread that has just ended its
         last operation and is about to let go of the tensors would want that lock: wait until it has let go.
         """
-        deadline = time.monotonic() + GRACE_S
+        if not self._have_arrived(GRACE_S):
+            return self.park()
+        self._gloo = None
+
+    def _have_arrived(self, within_s: float) -> bool:
+        """Whether Gloo's threads have let go of all tensors, or do so soon."""
+        deadline = time.monotonic() + within_s
         while any(ref() is not None for ref in self._travelling):
             if time.monotonic() > deadline:
-                return self.park()
+                return False
             time.sleep(0.0002)
-        self._gloo = None
+        return True
 
     def park(self) -> None:
         """Never give the group back: destroying one with an operation pending blocks until its timeout.
 
         The process is about to end; the operating system closes the sockets, which releases the peers. Its tensors are
-        kept too: a Gloo thread that lets go of the last reference would ask for an interpreter that is gone.
+        kept too: a Gloo thread that lets go of the last reference would ask for an interpreter that is gone. Those of
+        operations that have just ended are not.
         """
+        self._have_arrived(PARKING_S)
         for kept in (self._gloo, *(ref() for ref in self._travelling)):
             if kept is not None:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))

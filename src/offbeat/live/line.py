@@ -71,6 +71,10 @@ class Line:
             words = f"rank {self._board.rank}'s {self._owner} failed: {self._failure}"
             raise PeerFailed(words) from self._failure
 
+    def forget_failure(self) -> None:
+        """The run is over. An error knows the frames it passed through, and these all that they worked on."""
+        self._failure = None
+
     def close(self) -> None:
         """The listener has heard its last frame."""
         if self._thread is not None:

@@ -57,6 +57,7 @@ class Stream:
         self.samples = self.pieces = self._at_most = 0
         self.used = self._over = False
         self._out: int | None = None  # the last row of the micro-batch that the user has in hand
+        self._used = set[int]()  # the parameters that a micro-batch had a gradient for
         self._whole_s: float | None = None
 
     @property
@@ -152,13 +153,14 @@ class Stream:
                 view.add_(grad, alpha=samples)
         else:
             torch._foreach_add_(views, grads, alpha=samples)
+        self._used.update(k for k, _ in found)
         for p in self._flat.params:
             p.grad = None
         return True
 
     @torch.no_grad()
     def _close(self) -> None:
-        """The round is over for this worker: ``p.grad`` is the mean over its samples."""
+        """The round is over for this worker: ``p.grad`` is the mean over its samples, where one had a gradient."""
         self._over = True
         if self.pieces:
             self._whole_s = self._elapsed_s * max(self._at_most, self.pieces) / self.pieces
@@ -166,13 +168,18 @@ class Stream:
         if self.samples and self._sums is not None:
             for part, total in zip(parts, self._sums.parts, strict=True):
                 part.copy_(total / self.samples)
-        for view, p in zip(self._flat.layout.views(parts), self._flat.params, strict=True):
-            p.grad = view
+        for k, (view, p) in enumerate(zip(self._flat.layout.views(parts), self._flat.params, strict=True)):
+            p.grad = view if k in self._used or not self.samples else None
 
     def forget(self) -> None:
         """``zero_grad``: after a round it throws the round's gradients away, as ``GradScaler`` does with a bad step."""
         if self._over:
             self._anew()
+
+    def release(self) -> None:
+        """The run is over: let go of its memory, and of samples that nobody reached."""
+        self._batches, self._sums, self._views = [], None, []
+        self._ring, self._rung = lambda r, workers: None, lambda: -1
 
     def done(self) -> Done:
         """What was finished in this round; the next one begins anew."""
@@ -180,7 +187,8 @@ class Stream:
         if not self._over:
             self._close()
         samples = self.samples if any(p.grad is not None for p in self._flat.params) else 0
-        total = Vec(OwnGradient(self._flat).parts).mul_(float(samples))
+        own = OwnGradient(self._flat)
+        total = Vec(own.parts, used=own.used).mul_(float(samples))
         done = Done(total, samples, self.pieces, max(self._at_most, self.pieces), self._whole_s)
         self._anew()
         self._began_s = None

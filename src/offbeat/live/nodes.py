@@ -37,8 +37,8 @@ class Say(IntEnum):
 class Inside:
     """Messages of a node's leader to the others in it."""
 
-    def __init__(self, nodes: Nodes, channel: Channel, like: Vec, transport: Transport) -> None:
-        self._nodes, node = nodes, nodes.of(transport.rank)
+    def __init__(self, nodes: Nodes, channel: Channel, like: Vec, parameters: int, transport: Transport) -> None:
+        self._nodes, self._parameters, node = nodes, parameters, nodes.of(transport.rank)
         self.channel, self._leader, self._others = channel, nodes.leader(node), nodes.per_node - 1
         self._group, self._waiter = transport.group(nodes.ranks(node)), transport.waiter
         self._staging, self._like = Staging(like), like
@@ -46,9 +46,9 @@ class Inside:
 
     def tell(self, say: Say, results: Sequence[Got] = ()) -> None:
         """A head for each result, which says how many follow, and its numbers."""
-        heads = [[say, 0, 0, 0, 0, 0, *[0] * self._nodes.count]] if not results else []
+        heads = [[say, *[0] * (5 + self._nodes.count + self._parameters)]] if not results else []
         heads += [
-            [say, len(results) - k, got.version, got.fresh, got.full, got.count, *self._ages(got)]
+            [say, len(results) - k, got.version, got.fresh, got.full, got.count, *self._ages(got), *self._used(got)]
             for k, got in enumerate(results)
         ]
         for k, head in enumerate(heads):
@@ -62,20 +62,25 @@ class Inside:
         """Of each node, 1 + how old its work in the result is; 0 if it gave nothing."""
         return [got.contributors.get(self._nodes.leader(node), -1) + 1 for node in range(self._nodes.count)]
 
+    def _used(self, got: Got) -> Sequence[bool]:
+        """The parameters that the result holds gradients for."""
+        return got.value.used or [True] * self._parameters
+
     def hear(self, waiter: Waiter) -> tuple[Say, list[Got]]:
         """The leader's next message."""
         results: list[Got] = []
         while True:
-            head = torch.zeros(6 + self._nodes.count, dtype=torch.int64)
+            head = torch.zeros(6 + self._nodes.count + self._parameters, dtype=torch.int64)
             waiter.wait([self._group.broadcast(head, self._leader)], f"rank {self._leader}, which leads this node")
-            say, left, version, fresh, full, count, *ages = head.tolist()
+            say, left, version, fresh, full, count, *rest = head.tolist()
             if not left:
                 return Say(say), results
             parts = [torch.empty(p.numel(), dtype=wide(p.dtype)) for p in self._like.parts]
             works = [self._group.broadcast(p, self._leader) for p in parts]
             waiter.wait(works, f"round {version} from rank {self._leader}")
+            ages, used = rest[: self._nodes.count], rest[self._nodes.count :]
             contributors = self._nodes.spread({node: age - 1 for node, age in enumerate(ages) if age})
-            value = self._staging.up(Vec(parts))
+            value = self._staging.up(Vec(parts, used=tuple(map(bool, used)) if used else None))
             results.append(Got(version, value, bool(fresh), bool(full), count, contributors))
             if left == 1:
                 return Say(say), results
@@ -123,6 +128,10 @@ class Leader:
         return self._clerk.owed()
 
     @property
+    def rounds(self) -> int:
+        return self._clerk.rounds
+
+    @property
     def lost(self) -> list[int]:
         return self._clerk.lost
 
@@ -137,6 +146,9 @@ class Leader:
     def close(self) -> None:
         self._clerk.close()
 
+    def release(self) -> None:
+        self._clerk.release()
+
     def abandon(self) -> None:
         self._clerk.abandon()
 
@@ -147,27 +159,33 @@ class Follower:
     wire_bytes = 0
     lost: Sequence[int] = ()
 
-    def __init__(self, inside: Inside, board: Board) -> None:
+    def __init__(self, inside: Inside, board: Board, first_round: int) -> None:
         # The leader has the patience: it may rest for hours while others train. A leader that fails is on the board.
         self._inside, self._waiter = inside, Waiter(board, math.inf)
+        self.rounds = first_round
+
+    def _hear(self) -> tuple[Say, list[Got]]:
+        say, results = self._inside.hear(self._waiter)
+        self.rounds = max([self.rounds, *(got.version + 1 for got in results)])
+        return say, results
 
     @property
     def waited_s(self) -> float:
         return self._waiter.waited_s
 
     def offer(self, x: Vec, step: int) -> list[Got]:
-        return self._inside.hear(self._waiter)[1]
+        return self._hear()[1]
 
     def rest(self, x: Vec | None, asked: Callable[[], bool], take_part: Callable[[], None]) -> Got | None:
         while True:
-            say, results = self._inside.hear(self._waiter)
+            say, results = self._hear()
             if say is not Say.STAND:
                 return results[0] if results else None
             take_part()
 
     def stand(self, all_there: Callable[[], bool], agree_on_largest: Callable[[int], int], apply: Apply) -> None:
         while True:
-            say, results = self._inside.hear(self._waiter)
+            say, results = self._hear()
             if say is Say.OVER:
                 return
             if say is Say.COUNT:
@@ -186,6 +204,9 @@ class Follower:
 
     def close(self) -> None:
         """Nothing was opened."""
+
+    def release(self) -> None:
+        """Nothing was heard but by the worker itself."""
 
     def abandon(self) -> None:
         self._waiter.give_up()

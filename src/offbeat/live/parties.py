@@ -6,8 +6,6 @@ wait for each other; the rest when they are first needed. "Ranks" are those of n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -26,12 +24,12 @@ MADE_AT_ONCE = 16
 class Parties:
     """Every block this rank sums in."""
 
-    def __init__(self, channel: Channel, nodes: Nodes, board: Board, waiter: Waiter) -> None:
+    def __init__(self, channel: Channel, nodes: Nodes, board: Board, waiter: Waiter, first_round: int) -> None:
         self._rank, self._nodes, self._board, self._waiter = nodes.of(board.rank), nodes, board, waiter
         self._groups: dict[tuple[int, ...], Group] = {}
         self.wire_bytes = 0
         period = getattr(channel.whom, "period", 1) or MADE_AT_ONCE
-        for version in range(min(period, MADE_AT_ONCE)):
+        for version in range(first_round, first_round + min(period, MADE_AT_ONCE)):
             self._group(channel.whom(version).block(self._rank) or ())
         self._group(tuple(range(nodes.count)))
 
@@ -67,7 +65,7 @@ class Parties:
         given.zero_()
         for r, theirs in zip(ranks, gathered, strict=True):
             if given.record[r]:
-                given.add_(_decoded(theirs, given.parts, codec))
+                given.add_(_decoded(theirs, given, codec))
 
     def give_up(self) -> None:
         """End a wait under way."""
@@ -77,10 +75,10 @@ class Parties:
         return list(self._groups.values())
 
 
-def _decoded(message: Tensor, likes: Sequence[Tensor], codec: Codec) -> Vec:
+def _decoded(message: Tensor, like: Vec, codec: Codec) -> Vec:
     parts, start = [], 0
-    for like in likes:
-        length = codec.message_bytes(like.numel(), like.element_size())
-        parts.append(codec.decode(message[start : start + length], like))
+    for p in like.parts:
+        length = codec.message_bytes(p.numel(), p.element_size())
+        parts.append(codec.decode(message[start : start + length], p))
         start += length
-    return Vec(parts)
+    return Vec(parts, used=like.used)

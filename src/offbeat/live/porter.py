@@ -156,6 +156,9 @@ class Porter:
     def close(self) -> None:
         self._line.close()
 
+    def release(self) -> None:
+        self._line.forget_failure()
+
     def abandon(self) -> None:
         self._line.abandon(self._visitors.give_up)
 

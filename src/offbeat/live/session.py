@@ -47,6 +47,10 @@ class Session:
             self._coroutine.close()
         self._coroutine, self.asks, self._seq, self._in_flight = None, None, exchanges, 0
 
+    def release(self) -> None:
+        """The run is over: let go of the coroutine, and with it of everything it still holds."""
+        self._coroutine = self.asks = None
+
     @property
     def resume_from(self) -> int:
         """The number the next exchange has after a resume: what is in flight is begun again under its old number."""

@@ -32,7 +32,7 @@ class Staging:
         begun = [self._begin(p) for p in x.parts]
         for stream in self._streams.values():
             torch.cuda.Event.synchronize(stream.record_event())
-        return Vec(begun)
+        return Vec(begun, used=x.used)
 
     def _begin(self, p: Tensor) -> Tensor:
         if not p.is_cuda:
@@ -48,7 +48,7 @@ class Staging:
         """``x`` where the model lives; on a device it may still be on its way, for the current stream to wait for."""
         if not self._streams:
             return x
-        return Vec([_up(p, device) for p, device in zip(x.parts, self._devices, strict=True)])
+        return Vec([_up(p, device) for p, device in zip(x.parts, self._devices, strict=True)], used=x.used)
 
 
 def _up(p: Tensor, device: torch.device) -> Tensor:

@@ -9,20 +9,21 @@ from offbeat.strategy import Strategy
 from offbeat.vector import Vec
 
 
-def saved(strategy: Strategy, me: Replica, exchanges: int) -> dict[str, Any]:
-    """Everything a strategy needs to go on from here."""
+def saved(strategy: Strategy, me: Replica, exchanges: int, rounds: int) -> dict[str, Any]:
+    """Everything a strategy needs to go on from here: also how many exchanges and partial rounds there have been."""
     return {
         "strategy": str(strategy),
         "step": me.t,
         "exchanges": exchanges,
+        "rounds": rounds,
         "rank": me.rank,
         "size": me.size,
         "memory": {name: _plain(value) for name, value in vars(me.memory).items()},
     }
 
 
-def restore(own: dict[str, Any], strategy: Strategy, me: Replica) -> int:
-    """Put a saved memory back; refuse one of another strategy. Answers the number of the next exchange."""
+def restore(own: dict[str, Any], strategy: Strategy, me: Replica) -> tuple[int, int]:
+    """Put a saved memory back; refuse one of another strategy. Answers the numbers of the next exchange and round."""
     if own["strategy"] != str(strategy):
         raise ValueError(
             f"the state belongs to {own['strategy']}, but {strategy} is attached; attach the same strategy"
@@ -31,12 +32,12 @@ def restore(own: dict[str, Any], strategy: Strategy, me: Replica) -> int:
     vars(me.memory).clear()
     for name, value in own["memory"].items():
         setattr(me.memory, name, _live(value, me))
-    return int(own["exchanges"])
+    return int(own["exchanges"]), int(own.get("rounds", 0))  # older states did not know their rounds
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Vec):
-        return {"vec": [p.detach().clone() for p in value.parts]}
+        return {"vec": [p.detach().clone() for p in value.parts], "used": None if value.used is None else [*value.used]}
     if isinstance(value, list):
         return [_plain(v) for v in value]
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -48,6 +49,7 @@ def _plain(value: Any) -> Any:
 
 def _live(value: Any, me: Replica) -> Any:
     if isinstance(value, dict):
-        device = me.x.parts[0].device
-        return Vec([p.to(device) for p in value["vec"]])
+        device = me.x.parts[0].device if me.x.parts else "cpu"
+        used = value.get("used")
+        return Vec([p.to(device) for p in value["vec"]], used=None if used is None else tuple(used))
     return [_live(v, me) for v in value] if isinstance(value, list) else value

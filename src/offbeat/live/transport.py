@@ -6,7 +6,7 @@ own threads); a mix that was begun is simply not waited for yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from offbeat.codec import Codec
 from offbeat.effects import Mix, Ticket
+from offbeat.live import gpus
 from offbeat.live.board import Board
 from offbeat.live.group import LONG, Group
 from offbeat.live.waiting import Waiter
@@ -38,14 +39,15 @@ class Sent(Ticket[Vec]):
 class Transport:
     """This process's end of all exchanges of one attached optimiser."""
 
-    def __init__(self, waiter: Waiter, board: Board, cuda: bool) -> None:
+    def __init__(self, waiter: Waiter, board: Board, devices: Iterable[torch.device]) -> None:
         self.waiter, self.rank, self.size = waiter, board.rank, board.size
         self.wire_bytes = 0
         self._board = board
         self._everyone = tuple(range(board.size))
         self._groups: dict[tuple[int, ...], Group] = {}
+        gpus.post(board, gpus.here(devices))  # before the others are met: then all have posted theirs
         self._side = Group("side", self._everyone, board, waiter) if board.size > 1 else None
-        nccl = board.size > 1 and cuda and dist.is_nccl_available()
+        nccl = gpus.nccl_fits(gpus.posted(board))
         self._nccl: Any = dist.new_group(backend="nccl", timeout=LONG) if nccl else None
 
     # A mix, in three shapes.
@@ -133,7 +135,7 @@ class Transport:
     # Collectives.
 
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> dist.Work | None:
-        """Start an in-place sum among ``ranks``."""
+        """Start an in-place sum among ``ranks``. Gloo takes CUDA tensors too, and copies them to the host and back."""
         if len(ranks) < 2:
             return None
         self.wire_bytes += 2 * (len(ranks) - 1) * tensor.numel() * tensor.element_size() // len(ranks)
@@ -175,6 +177,7 @@ class Transport:
             group.close()
         if self._nccl is not None:
             dist.destroy_process_group(self._nccl)
+        self._groups, self._side, self._nccl = {}, None, None
 
     def _all_groups(self) -> list[Group]:
         return [*self._groups.values(), *([self._side] if self._side is not None else [])]

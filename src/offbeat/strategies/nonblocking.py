@@ -119,7 +119,7 @@ def nonblocking(
 
         async def hear() -> None:
             if news.sent is not None:
-                tally = Tally.read(await news.finish(), P)
+                tally = Tally.read(await news.finish(), P, P)
                 count([0 if rank == me.rank else k for rank, k in enumerate(tally.samples)])
                 learn(tally)
 
@@ -213,12 +213,11 @@ class Tally:
         return Vec((torch.tensor([*self.shares, *self.samples, *self.seconds, *more], dtype=torch.float64),))
 
     @staticmethod
-    def read(line: Vec, times: int = 1) -> Tally:
-        """From a mixed vector: ``times`` its numbers."""
+    def read(line: Vec, P: int, times: int = 1) -> Tally:
+        """Of ``P`` workers, from a mixed vector: ``times`` its numbers."""
         values = [times * value for value in line.tolist()]
-        P = len(values) // 3
         shares = tuple(round(value, 9) for value in values[:P])  # a mean of P, times P, may round
-        return Tally(shares, tuple(round(value) for value in values[P : 2 * P]), tuple(values[2 * P :]))
+        return Tally(shares, tuple(round(value) for value in values[P : 2 * P]), tuple(values[2 * P : 3 * P]))
 
     @property
     def share(self) -> float:
@@ -246,12 +245,19 @@ async def _sum(
     """(Σ acc, Σ weight, the tally) for all, or for rank 0 alone; one message where no codec is used."""
     P = me.size
     W = _to_rank_0(P) if to_server else topology.everyone(P)(0)
-    facts = own.line(weight)
+    facts = own.line(weight, *_uses(me, acc, weight))
     if codec is None:
         A, line = unpack(await Mix(pack(acc, facts), W), acc, facts)
     else:
         A, line = await Mix(acc, W, codec), await Mix(facts, W)
-    return A * float(P), P * line.tolist()[-1], Tally.read(line, P)
+    weights, *counts = line.tolist()[3 * P :]
+    A.used = tuple(count > 0 for count in counts) or None
+    return A * float(P), P * weights, Tally.read(line, P, P)
+
+
+def _uses(me: Replica, acc: Vec, weight: float) -> list[bool]:
+    """Which parameters one worker's share has gradients for; nothing where that is not known."""
+    return list(acc.used or [True] * me.parameters) if weight else [False] * me.parameters
 
 
 async def _served(me: Replica, tally: Tally) -> Tally:
@@ -259,7 +265,7 @@ async def _served(me: Replica, tally: Tally) -> Tally:
     line = tally.line()
     x, line = unpack(await Mix(pack(me.x, line), _from_rank_0(me.size)), me.x, line)
     me.x.copy_(x)
-    return Tally.read(line)
+    return Tally.read(line, me.size)
 
 
 @lru_cache(maxsize=8)
