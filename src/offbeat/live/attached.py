@@ -90,7 +90,7 @@ class Attached(torch.optim.Optimizer):
         self._exchange = Exchange(self._flat, self._session, self._transport, accumulate, self._begin)
         self._everyone = tuple(range(board.size))
         self._handled = id(sys.exc_info()[1])  # the script may have been started from an except clause
-        elsewhere.attached()
+        elsewhere.attached(board.name)
         atexit.register(self._at_exit)
 
     # What a torch optimiser has.

@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from offbeat.live import elsewhere
 from offbeat.live.errors import ConfigMismatch, PeerFailed
 from offbeat.live.hub import Hub, connect, own_address
-from offbeat.live.lifeline import Lifeline, Roll
+from offbeat.live.lifeline import Failure, Lifeline, Roll
 from offbeat.live.vitals import this_process
 
 START_S = 300.0  # how long a worker waits for the others to attach
@@ -165,22 +165,16 @@ class Board:
 
     def check(self, during: str = "") -> None:
         """Raise if another worker has failed, or is gone."""
-        if (error := self._failure(during)) is not None:
-            raise error
-
-    def _failure(self, during: str) -> PeerFailed | None:
-        if self._line is None or self._line.failure is None:
-            return None
-        words, vanished = self._line.failure
-        return PeerFailed(f"lost a peer during {during}; {words}" if during and vanished else words)
+        if self._line is not None and self._line.failure is not None:
+            raise _failed(self._line.failure, during)  # under no name: a frame that holds its error is a cycle
 
     def lost(self, during: str) -> PeerFailed:
         """The error for a connection that broke. Whose it was is on its way: that worker's own line has closed too."""
         with suppress(PeerFailed):
             self._until(lambda: False, NEWS_S)
-        return self._failure(during) or PeerFailed(
-            f"lost a connection during {during}; {self._in_words(self._answers())}"
-        )
+        if self._line is not None and self._line.failure is not None:
+            return _failed(self._line.failure, during)
+        return PeerFailed(f"lost a connection during {during}; {self._in_words(self._answers())}")
 
     def waits_for(self, what: str) -> AbstractContextManager[None]:
         """While this lasts, that is what this worker is said to wait for."""
@@ -272,6 +266,11 @@ class Board:
 
 _STORE_GONE = "the job's store is gone: rank 0, or the launcher, has ended"
 _SILENT = "does not answer: its process is stopped, or something holds its interpreter"
+
+
+def _failed(failure: Failure, during: str) -> PeerFailed:
+    words, vanished = failure
+    return PeerFailed(f"lost a peer during {during}; {words}" if during and vanished else words)
 
 
 def _difference(fact: str, here: str, rank: int, there: str) -> str:

@@ -51,7 +51,7 @@ class _Here:
     """What is known of this process."""
 
     def __init__(self) -> None:
-        self.users = 0
+        self.users: set[str] = set()  # the optimisers that are attached
         self.thread = 0  # that trains
         self.depth = 0  # calls of the script's own that it is inside
         self.waits: list[tuple[str, str, float]] = []  # in which optimiser's meetings, for what, since when
@@ -106,9 +106,8 @@ def report(own: str, of: Callable[[int], int]) -> Elsewhere:
 def watch(name: str, tell: Callable[[], None] | None) -> None:
     """Call ``tell`` now, and after every change from now on; None: no longer."""
     with _telling:
-        if tell is None:
-            _here.watchers.pop(name, None)
-        else:
+        _here.watchers.pop(name, None)
+        if tell is not None and name in _here.users:  # else the question came too late: the run has ended
             _here.watchers[name] = tell
             tell()
 
@@ -116,21 +115,21 @@ def watch(name: str, tell: Callable[[], None] | None) -> None:
 # What is noted.
 
 
-def attached() -> None:
+def attached(name: str) -> None:
     """An optimiser is attached by this thread; all ranks begin to count now."""
     _here.thread = threading.get_ident()
-    _here.users += 1
-    if _here.users == 1:
+    if not _here.users:
         _wrap()
+    _here.users.add(name)
 
 
 def released(name: str) -> None:
     """The optimiser called ``name`` has ended."""
+    _here.users.discard(name)
     watch(name, None)
     _here.seen.pop(name, None)
     _here.wanted.pop(name, None)
-    _here.users -= 1
-    if _here.users == 0:
+    if not _here.users:
         for undo in _here.undo:
             undo()
         _here.undo.clear()

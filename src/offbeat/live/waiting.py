@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import timedelta
 
 from torch.distributed import Work
@@ -18,6 +19,7 @@ from offbeat.live.errors import PeerFailed
 
 FIRST_SLICE = timedelta(milliseconds=20)
 SLICE = timedelta(milliseconds=100)
+LAST_SLICE = timedelta(milliseconds=300)
 
 
 class Waiter:
@@ -46,7 +48,11 @@ class Waiter:
                 slice_ = FIRST_SLICE
                 while not self._done(work, slice_, what):
                     slice_ = SLICE
-                    self._look(start, what)
+                    try:
+                        self._look(start, what)
+                    except PeerFailed:
+                        self._let_end(work)
+                        raise
         self.waited_s += time.monotonic() - start
 
     def until(self, ready: Callable[[], bool], what: str, as_long_as_they_train: bool = False) -> None:
@@ -68,6 +74,11 @@ class Waiter:
             raise PeerFailed(f"gave up waiting for {what}")
         if time.monotonic() - start_s > self._patience_s:
             raise self._board.gave_up(self._patience_s, what)
+
+    def _let_end(self, work: Work) -> None:
+        """Give an operation that is given up a moment to end by itself: while it is pending, Gloo keeps its memory."""
+        with suppress(RuntimeError):
+            elsewhere.plain_wait(work, LAST_SLICE)
 
     def _done(self, work: Work, slice_: timedelta, what: str) -> bool:
         try:
