@@ -10,7 +10,11 @@ import copy
 from dataclasses import dataclass, field
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
+import offbeat as ob
 from offbeat import waiting
 from offbeat.live.coordinator import Coordinator, pack, unpack
 from offbeat.live.hub import Frame, Word
@@ -209,3 +213,16 @@ def test_the_hub_asks_only_when_a_round_is_waited_for_and_decides_only_when_all_
     go = list(hub.hear(Frame(Word.ELSEWHERE, 2, text=pack(inside(1)))))
     assert go == [(None, Frame(Word.GO, 0, 0, 2))]
     assert list(hub.hear(Frame(Word.ELSEWHERE, 1, text=pack(inside(1))))) == [(None, Frame(Word.WHERE, 0, 0))]
+
+
+def test_torch_is_as_it_was_when_the_last_optimizer_has_ended() -> None:
+    owners = (torch._C._distributed_c10d.ProcessGroup, torch._C._distributed_c10d.Work, DistributedDataParallel)
+    before = [dict(vars(owner)) for owner in owners]
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = torch.nn.Linear(1, 1)
+    with ob.attach(torch.optim.SGD(model.parameters(), lr=0.1), model, ob.eager()):
+        assert [dict(vars(owner)) for owner in owners] != before, "collectives are noticed"
+        dist.all_reduce(torch.zeros(1))
+    assert [dict(vars(owner)) for owner in owners] == before
+    dist.all_reduce(torch.zeros(1))
+    dist.destroy_process_group()

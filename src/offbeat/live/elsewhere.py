@@ -195,14 +195,15 @@ def _wrap() -> None:
 
 
 def _put(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-    before = getattr(owner, name, None)
+    before = vars(owner).get(name)  # as it lies there: what getattr gives of torch's C++ methods no longer binds
     if before is None:  # another version of torch
         return
-    ours = functools.wraps(before)(wrap(before))
+    method = getattr(owner, name)
+    ours = functools.wraps(method)(wrap(method))
     setattr(owner, name, ours)
 
     def undo() -> None:
-        if getattr(owner, name) is ours:  # else somebody has wrapped it since, and calls us: we only pass on then
+        if vars(owner).get(name) is ours:  # else somebody has wrapped it since, and calls us: we only pass on then
             setattr(owner, name, before)
 
     _here.undo.append(undo)
