@@ -58,7 +58,8 @@ class Partial:
         self._in_flight = 0
         self._notes: dict[int, list[tuple[dict[int, Snapshot], dict[int, float]]]] = {}
         self._known: list[tuple[int, tuple[int, ...], int]] = []  # (round, block, started by) not under way yet
-        self._flushed = False
+        self._flushing = False  # the last round is under way, or over
+        self._flushed = False  # and nothing more can come
 
     def open(self, me: Replica, x: Vec | None) -> None:
         tray = Tray(self.channel.rules.absent)
@@ -138,16 +139,21 @@ class Partial:
             self._maybe_flush()
 
     def _maybe_flush(self) -> None:
-        """All have finished and no round is under way: one last round for what is still owed, then the end."""
-        over = self.referee.all_finished and not self._in_flight and not self._flushed
+        """All have finished and no round is under way: one last round for what is still owed, then the end.
+
+        Who has been given a result may be busy with it for a while, such as the leader of a node, and asks for the
+        next one when the last round is under way: there is nothing more to come only when that is over.
+        """
+        over = self.referee.all_finished and not self._in_flight and not self._flushing
         if not over or not all(s.resting and s.place.taken == s.place.results for s in self.seats.values()):
             return
-        self._flushed = True
+        self._flushing = True
         owed = {r: s.tray.snapshot(self.referee.started, made_for_it=False) for r, s in self.seats.items()}
         if not self.channel.rules.of_weights and any(s.value is not None for s in owed.values()):
             ranks = tuple(range(self._size))
             self._collect(self.referee.started, ranks, owed, started_by=-1)
         else:
+            self._flushed = True
             for seat in self.seats.values():
                 self._call(seat)
 
@@ -231,6 +237,8 @@ class Partial:
             seat.place.results = version + 1
         if started_by >= 0:
             self._in_flight -= 1
+        else:
+            self._flushed = True
         for r in ranks:
             self._call(self.seats[r])
         self._go_on()  # after the calls: a worker without data answers with what it holds now
