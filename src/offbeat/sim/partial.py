@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import simpy
 
+from offbeat.codec import sent_to
 from offbeat.effects import Channel, Got
 from offbeat.merging import coded, mean, wire_bytes
 from offbeat.nodes import Nodes
@@ -205,7 +206,7 @@ class Partial:
         self._collect(version, ranks, shots, started_by)
 
     def _collect(self, version: int, ranks: tuple[int, ...], shots: dict[int, Snapshot], started_by: int) -> None:
-        codec, me = self.channel.codec, self.seats[0].me
+        codec, me = sent_to(self.channel.codec, len(ranks) - 1), self.seats[0].me
         like = me.x
         nbytes = wire_bytes(like, codec)
         leaders = [self.nodes.leader(r) for r in ranks]
