@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -136,7 +137,7 @@ def simulate(
     curve: list[tuple[float, Mapping[str, float]]] = []
     if watch_s is not None and fleet is not None and task is not None and task.evaluate is not None:
         world.every(watch_s, lambda now_s: curve.append((now_s, _evaluated(task, fleet.mean_model(), seed))))
-    with draw.seeded(seed):
+    with draw.seeded(seed), contextlib.closing(world):
         world.run()
         model = _close(fleet, workers) if fleet else None
         if observer is not None and fleet is not None:

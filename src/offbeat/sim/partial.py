@@ -269,6 +269,11 @@ class Partial:
         self._trace.rounds.append(record.spread_over(self.nodes))
 
     @property
+    def parts(self) -> list[object]:
+        """Everything here that may hold calls of a worker that waits."""
+        return [*self.seats.values(), self]
+
+    @property
     def lost(self) -> list[tuple[int, int]]:
         """(rank, step) of every gradient that was dropped."""
         lost = [(node, p.step) for node, seat in self.seats.items() for p in seat.tray.lost]
