@@ -38,7 +38,9 @@ def codecs(workers: int, drawn: Settings) -> st.SearchStrategy[Any]:
 
 
 def per_node(workers: int, drawn: Settings) -> st.SearchStrategy[int]:
-    return st.sampled_from([n for n in range(1, workers + 1) if workers % n == 0])
+    """Nodes that make up all workers, and of which there are enough for a group."""
+    least = drawn.get("group") or 1
+    return st.sampled_from([n for n in range(1, workers + 1) if workers % n == 0 and workers // n >= least])
 
 
 def a_tree(workers: int, seed: int) -> tuple[tuple[int, int], ...]:
