@@ -1,6 +1,6 @@
 """Any method with any of its settings, for searches: what each setting may be, for so many workers.
 
-Every setting in the signature of every registered method has a line here, or ``any_method`` says which one has none.
+Every setting in the signature of every registered method has a line here, or ``a_method`` says which one has none.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def settings_of(name: str) -> list[str]:
     return list(inspect.signature(ob.STRATEGIES[name].make).parameters)
 
 
-def any_settings(draw: st.DrawFn, name: str, workers: int) -> ob.Strategy:
+@st.composite
+def a_method(draw: st.DrawFn, name: str, workers: int) -> ob.Strategy:
     """Method ``name``, its settings drawn one after the other; combinations that it refuses are drawn anew."""
     assert name in CHOICES, f"nobody has said what {name}'s settings may be; add a line to CHOICES"
     drawn: Settings = {}
@@ -116,15 +117,3 @@ def any_settings(draw: st.DrawFn, name: str, workers: int) -> ob.Strategy:
         return ob.strategy(name, **drawn)
     except ValueError:
         reject()
-
-
-@st.composite
-def a_method(draw: st.DrawFn, name: str, workers: int) -> ob.Strategy:
-    """Method ``name`` with any settings."""
-    return any_settings(draw, name, workers)
-
-
-@st.composite
-def any_method(draw: st.DrawFn, workers: int) -> ob.Strategy:
-    """Any method with any settings, for so many workers."""
-    return any_settings(draw, draw(st.sampled_from(list(ob.STRATEGIES))), workers)

@@ -17,10 +17,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from methods import CHOICES, any_method, settings_of
+from methods import CHOICES, a_method, settings_of
 from torch import Tensor, nn
 
 import offbeat as ob
@@ -29,7 +30,7 @@ from offbeat.effects import Batch, Done
 from offbeat.replica import Replica
 from offbeat.strategy import Strategy
 
-EXAMPLES = 250 * (50 if os.environ.get("OFFBEAT_STRESS") == "full" else 1)
+EXAMPLES = 4 * (50 if os.environ.get("OFFBEAT_STRESS") == "full" else 1)  # for each setting of a method
 STEPS, ROWS = 26, 4  # of one worker, and of a batch, at most: so many samples have a slot
 
 
@@ -145,7 +146,7 @@ KINDS = ["even", "ties", "one is slow", "by rank", "heavy tail", "any"]
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn, name: str) -> Case:
     workers = draw(st.integers(1, 9))
     end = draw(
         st.builds(lambda n: {"steps": n}, st.integers(0, 6))
@@ -153,7 +154,7 @@ def cases(draw: st.DrawFn) -> Case:
         | st.builds(lambda s: {"seconds": s}, st.floats(0.01, 0.45))
     )
     return Case(
-        draw(any_method(workers)),
+        draw(a_method(name, workers)),
         workers,
         end,
         (draw(st.sampled_from(KINDS if "seconds" in end else [*KINDS, "nothing"])), draw(st.integers(0, 9))),
@@ -167,9 +168,17 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@given(case=cases())
-@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
-def test_any_method_with_any_settings_ends_with_everything_in_its_place(case):
+@pytest.mark.parametrize("name", ob.STRATEGIES)
+def test_any_method_with_any_settings_ends_with_everything_in_its_place(name):
+    @given(case=cases(name))
+    @settings(max_examples=EXAMPLES * (1 + len(settings_of(name))), suppress_health_check=list(HealthCheck))
+    def search(case):
+        check(case)
+
+    search()
+
+
+def check(case: Case) -> None:
     run, seen = case.run()
     assert set(seen.last) == set(range(case.workers)), "everybody has come to the end"
     check_counts(case, run, seen)
