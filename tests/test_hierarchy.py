@@ -84,6 +84,17 @@ def test_every_sample_is_applied_once_whoever_is_late(name, shape, seed):
     assert not applied[workers:].any()
 
 
+@pytest.mark.parametrize("slow_s", [0.2, 0.3])
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_node_that_comes_to_rest_during_the_last_flush_gets_its_result(late, slow_s):
+    """The leader still passes a result on when the flush begins, and asks for the next while it is under way."""
+    network = ob.Network(latency_s=0.08, bandwidth_Bps=1e12)
+    slow = lambda step, rank: slow_s if rank < 2 else 0.1  # noqa: E731
+    run = ob.simulate(ob.eager(late=late, per_node=2), COUNTING, 4, 1, compute_s=slow, network=network)
+    assert (4 * run.final.reshape(9, STEPS)[:4, 0]).tolist() == [1.0] * 4
+    assert run.trace.rounds[-1].version == len(run.trace.rounds) - 1
+
+
 def test_a_slow_worker_holds_up_its_node_and_no_other():
     slow = ob.delays.chronic(5, 0.4)
     how = {"workers": 8, "steps": 20, "compute_s": 0.1, "delays": slow, "network": ob.Network(0.0, 1e12)}

@@ -45,6 +45,17 @@ def close(a, b):
     torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
 
 
+def test_a_short_batch_behind_leftovers_may_end_a_round_early():
+    """Rank 1 is stopped after three of four samples; the one that is left, and a batch of one, do not make four."""
+    rows = lambda rank, step: 1 if (rank, step) == (1, 1) else 4  # noqa: E731
+    batch = lambda rank, step: tuple(part[: rows(rank, step)] for part in TASK.batch(rank, step))  # noqa: E731
+    seconds = {(0, 0): 0.1, (0, 1): 0.14, (1, 0): 5.0}
+    how = {"compute_s": lambda step, rank: seconds.get((step, rank), 0.1), "network": AT_ONCE}
+    run = ob.simulate(ob.nonblocking(8), dataclasses.replace(TASK, batch=batch), 2, 2, **how)
+    assert torch.isfinite(run.final).all()
+    assert run.seconds < 5.0, "rank 1 is through, and rings"
+
+
 # Where batches are cut.
 
 

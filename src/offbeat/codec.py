@@ -2,6 +2,7 @@
 
 A codec turns a flat tensor into a message of bytes and back. Quantised values cannot be summed on the way, so a
 strategy gathers the messages of all workers and every worker decodes and averages them itself, its own included.
+What goes to nobody is not coded (``sent_to``): one worker, or a group of one, trains as without a codec.
 
 =============  ===================================================  ===========================
 ``bf16()``     cast; keeps the range of float32, 8 bits of mantissa  2 bytes a number
@@ -196,6 +197,11 @@ def qsgd(bits: int = 8, bucket: int = 512, norm: Literal["max", "l2"] = "max") -
     norm: "max" (the paper's practice; the largest number arrives exactly) or "l2" (the paper's theory; sparser).
     """
     return Levels(f"qsgd{bits}", bits, bucket, norm, "stochastic")
+
+
+def sent_to(codec: Codec | None, others: int) -> Codec | None:
+    """The codec of what goes to so many others: what goes to nobody is not coded."""
+    return codec if others else None
 
 
 def parse(text: str) -> Codec | None:

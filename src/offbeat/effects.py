@@ -75,7 +75,10 @@ class GradMix(Effect[Vec | None]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mix(Effect[Vec]):
-    """Exchange ``x`` along my row of ``W``: Σ_j W[me, j] · x_j. With a codec, one's own share is coded too."""
+    """Exchange ``x`` along my row of ``W``: Σ_j W[me, j] · x_j.
+
+    With a codec, one's own share is coded too, as others get it; what goes to nobody is not coded.
+    """
 
     x: Vec
     W: Mixing

@@ -83,6 +83,11 @@ class Mixing:
         """The others that hear from ``rank``, ascending."""
         return self._receivers[rank]
 
+    def audience(self, rank: int) -> int:
+        """How many others hear from ``rank``."""
+        ranks = self.block(rank)  # of a thousand who average evenly nobody makes lists of receivers
+        return len(self.receivers(rank)) if ranks is None else len(ranks) - 1
+
     def block(self, rank: int) -> tuple[int, ...] | None:
         """The ranks, itself included, that average evenly among themselves and with nobody else; else None.
 

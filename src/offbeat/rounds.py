@@ -13,7 +13,7 @@ weights a step was begun with; a contribution with base b in round v is stale by
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from offbeat.waiting import Wait
@@ -38,6 +38,10 @@ class Rules:
     catch_up: CatchUp = "current"
     late: int = 0
     fade: bool = False
+
+    def among(self, workers: int) -> Rules:
+        """The rules where so many take part: alone there is nobody to wait for, so nothing needs to be late."""
+        return self if workers > 1 else replace(self, late=0)
 
     @property
     def of_weights(self) -> bool:

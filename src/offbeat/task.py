@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+
+from offbeat import draw
 
 
 @dataclass(frozen=True)
@@ -55,14 +54,14 @@ class Task:
         and CUDA), numpy and ``random``.
         """
         cuda_was_awake = torch.cuda.is_initialized()
-        with _seeded(seed):
+        with draw.seeded(seed):
             model = self.model()
         if torch.cuda.is_initialized() and not cuda_was_awake:
             # Waking CUDA only to fork generators that most models never touch would cost every worker a context, so
             # it is left asleep. This model woke it up and drew from generators that nobody had seeded: rewind, repeat.
             for generator in torch.cuda.default_generators:
                 generator.manual_seed(generator.initial_seed())
-            with _seeded(seed):
+            with draw.seeded(seed):
                 model = self.model()
         if not isinstance(model, nn.Module):
             raise ValueError(
@@ -102,25 +101,6 @@ class Task:
         """The loss of this model on this batch."""
         *inputs, target = batch
         return self.loss(model(*inputs), target)
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seed every global generator, and put them all back afterwards."""
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=devices):
-            # Not torch.manual_seed: where CUDA sleeps, that leaves an order behind to seed it when it wakes up.
-            torch.default_generator.manual_seed(seed)
-            if devices:
-                torch.cuda.manual_seed_all(seed)
-            np.random.seed(seed % 2**32)
-            random.seed(seed)
-            yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
 
 
 def _described(batch: object) -> str:

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from offbeat.codec import sent_to
 from offbeat.effects import Channel, Got
 from offbeat.live import elsewhere
 from offbeat.live.board import Board
@@ -323,11 +324,11 @@ class Clerk:
         if (age := shot.staleness(version)) is not None:
             entry = 2 * (age + 1) + shot.fresh(version, rules.catch_up)
         given.note(self._rank, entry)
-        if self._channel.codec is None:
+        codec = sent_to(self._channel.codec, len(ranks) - 1)
+        if codec is None:
             self._parties.total(given, ranks, version)
         else:
-            key = (self._seed, self._rank, version)
-            self._parties.coded_total(given, ranks, version, self._channel.codec, key)
+            self._parties.coded_total(given, ranks, version, codec, (self._seed, self._rank, version))
         if not self._divides_early(divisor):
             for p in given.parts:
                 p.div_(divisor)

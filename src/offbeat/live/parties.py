@@ -55,13 +55,11 @@ class Parties:
     ) -> None:
         """The same of coded vectors. Who gives nothing adds nothing, whatever its codec makes of zeros."""
         message = torch.cat([codec.encode(p, (*key, k)) for k, p in enumerate(given.parts)])
-        gathered = [message]
+        gathered, record = [torch.empty_like(message) for _ in ranks], torch.from_numpy(given.record)
         group = self._group(ranks)
-        if group is not None:
-            gathered = [torch.empty_like(message) for _ in ranks]
-            record = torch.from_numpy(given.record)
-            self.wire_bytes += (len(ranks) - 1) * message.numel()
-            self._waiter.wait([group.all_reduce(record), group.all_gather(gathered, message)], f"round {version}")
+        assert group is not None, "what goes to nobody is not coded"
+        self.wire_bytes += (len(ranks) - 1) * message.numel()
+        self._waiter.wait([group.all_reduce(record), group.all_gather(gathered, message)], f"round {version}")
         given.zero_()
         for r, theirs in zip(ranks, gathered, strict=True):
             if given.record[r]:

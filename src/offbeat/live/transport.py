@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from offbeat.codec import Codec
+from offbeat.codec import Codec, sent_to
 from offbeat.effects import Mix, Ticket
 from offbeat.live import gpus
 from offbeat.live.board import Board
@@ -55,8 +55,9 @@ class Transport:
     def mix(self, effect: Mix, seq: int, seed: int) -> Sent:
         """Start exchange ``seq``. ``effect.x`` is read now, and copied where it could change before it is sent."""
         ranks = effect.W.block(self.rank)
-        if effect.codec is not None:
-            return self._coded(effect, effect.codec, ranks, (seed, self.rank, seq))
+        codec = effect.codec if ranks is None else sent_to(effect.codec, len(ranks) - 1)
+        if codec is not None:
+            return self._coded(effect, codec, ranks, (seed, self.rank, seq))
         return self._point_to_point(effect) if ranks is None else self._sum(effect.x, ranks)
 
     def _sum(self, x: Vec, ranks: tuple[int, ...]) -> Sent:
@@ -82,10 +83,9 @@ class Transport:
 
     def _coded(self, effect: Mix, codec: Codec, ranks: tuple[int, ...] | None, key: tuple[int, ...]) -> Sent:
         W, x = effect.W, effect.x
+        if sent_to(codec, W.audience(self.rank)) is None:
+            return self._hear_coded(effect, codec)
         message = _host(_encode(x, codec, key))
-        if ranks == (self.rank,):
-            alone = _decode(message, x, codec)
-            return Sent((), lambda: alone)
         if ranks is not None:
             gathered = [torch.empty_like(message) for _ in ranks]
             self.wire_bytes += (len(ranks) - 1) * message.numel()
@@ -100,21 +100,33 @@ class Transport:
 
         return Sent(works, result)
 
+    def _hear_coded(self, effect: Mix, codec: Codec) -> Sent:
+        """Others' coded shares beside one's own, which goes to nobody."""
+        W, x = effect.W, effect.x
+        mine, length = Vec([p.to(wide(p.dtype), copy=True) for p in x.parts]), _length(x, codec)
+        theirs = {j: [torch.empty(length, dtype=torch.uint8)] for j in W.senders(self.rank)}
+        works = self._swap((), theirs, [])
+
+        def result() -> Vec:
+            rows = W.row(self.rank).items()
+            return weighted((w, mine if j == self.rank else _decode(theirs[j][0], x, codec)) for j, w in rows)
+
+        return Sent(works, result)
+
     def coded_gradients(
         self, g: Vec | None, header: Tensor, like: Vec, codec: Codec, ranks: tuple[int, ...], key: tuple[int, int]
     ) -> tuple[Vec | None, Tensor]:
         """The mean of the coded gradients of those who have one, and the sum of all ``header`` bytes."""
+        if sent_to(codec, len(ranks) - 1) is None:
+            return g, header.long()
         seed, seq = key
-        length = sum(codec.message_bytes(p.numel(), p.element_size()) for p in like.parts)
-        body = torch.zeros(length, dtype=torch.uint8)
+        body = torch.zeros(_length(like, codec), dtype=torch.uint8)
         if g is not None:
             body = _host(_encode(g, codec, (seed, self.rank, seq)))
         message = torch.cat([torch.tensor([g is not None], dtype=torch.uint8), header, body])
-        gathered = [message]
-        if len(ranks) > 1:
-            gathered = [torch.empty_like(message) for _ in ranks]
-            self.wire_bytes += (len(ranks) - 1) * message.numel()
-            self.waiter.wait([self.group(ranks).all_gather(gathered, message)], "the others' gradients")
+        gathered = [torch.empty_like(message) for _ in ranks]
+        self.wire_bytes += (len(ranks) - 1) * message.numel()
+        self.waiter.wait([self.group(ranks).all_gather(gathered, message)], "the others' gradients")
         start = 1 + header.numel()
         theirs = [_decode(m[start:], like, codec) for m in gathered if m[0]]
         counts = torch.stack([m[1:start].long() for m in gathered]).sum(dim=0)
@@ -185,6 +197,10 @@ class Transport:
 
 def _host(tensor: Tensor) -> Tensor:
     return tensor.cpu() if tensor.is_cuda else tensor
+
+
+def _length(x: Vec, codec: Codec) -> int:
+    return sum(codec.message_bytes(p.numel(), p.element_size()) for p in x.parts)
 
 
 def _encode(x: Vec, codec: Codec, key: tuple[int, ...]) -> Tensor:

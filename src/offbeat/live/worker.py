@@ -8,7 +8,8 @@ import pickle
 import signal
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from offbeat import delays as delays_
+from offbeat import draw
 from offbeat.delays import Seconds
 from offbeat.live.ddp import Ddp
 from offbeat.live.diary import Diary, Pages, Status, assemble
@@ -141,7 +143,8 @@ def _train(job: Job, tell: Tell | None, number: int = 0) -> LiveRun | None:
         _meet()
         waited_s, sent_bytes = optimizer.wait_s, optimizer.wire_bytes
         diary.start(waited_s, sent_bytes)
-        _steps(job, task.scheduler(inner) if task.scheduler else None, optimizer, model, diary, number)
+        with draw.seeded(job.seed):
+            _steps(job, task.scheduler(inner) if task.scheduler else None, optimizer, model, diary, number)
         finished_s = time.monotonic() - diary.start_s
         waited_s, sent_bytes = optimizer.wait_s - waited_s, optimizer.wire_bytes - sent_bytes
         diary.waiting()
@@ -168,6 +171,22 @@ def _train(job: Job, tell: Tell | None, number: int = 0) -> LiveRun | None:
     )
 
 
+@dataclass
+class _Places:
+    """Where micro-batches lie: they come in the order of the data, each with the batch and the row it begins with."""
+
+    batches: deque[tuple[int, int]] = field(default_factory=deque)  # number and rows of those not reached the end of
+    row: int = 0
+
+    def next(self, rows: int) -> tuple[int, int]:
+        (step, whole), row = self.batches[0], self.row
+        self.row += rows
+        if self.row == whole:
+            self.batches.popleft()
+            self.row = 0
+        return step, row
+
+
 def _steps(
     job: Job,
     scheduler: torch.optim.lr_scheduler.LRScheduler | None,
@@ -182,9 +201,14 @@ def _steps(
     device = next(p.device for p in model.parameters() if p.requires_grad)
     forward = optimizer.model if isinstance(optimizer, Ddp) else model
     cuts = isinstance(job.strategy, Strategy) and job.strategy.name == "nonblocking"
+    cuda = draw.cuda_of(model.parameters())
 
     def loaded(step: int) -> list[Tensor]:
         return [part.to(device) for part in task.take(rank, step)]
+
+    def value(batch: Sequence[Tensor], step: int, row: int = 0) -> Tensor:
+        draw.reseed(draw.for_batch(job.seed, rank, step, row), cuda)
+        return task.value(forward, batch)
 
     def whole(step: int) -> tuple[Tensor, int]:
         diary.late()
@@ -192,13 +216,20 @@ def _steps(
         diary.computing()
         time.sleep(compute_s(step, rank))
         batch = loaded(step)
-        loss = task.value(forward, batch)
+        loss = value(batch, step)
         optimizer.zero_grad()
         if isinstance(optimizer, Ddp):
             optimizer.backward(loss)
         else:
             loss.backward()
         return loss.detach(), len(batch[-1])
+
+    place = _Places()
+
+    def to_be_cut(step: int) -> list[Tensor]:
+        batch = loaded(step)
+        place.batches.append((step, len(batch[-1])))
+        return batch
 
     def in_pieces(step: int, batch: object) -> tuple[Tensor, int]:
         assert not isinstance(optimizer, Ddp)
@@ -209,7 +240,7 @@ def _steps(
         share = 1.0 / int(getattr(optimizer.me.memory, "n", 1))
         for piece in pieces:
             time.sleep((delay_s(step, rank) + compute_s(step, rank)) * share)
-            loss = task.value(forward, piece)
+            loss = value(piece, *place.next(len(piece[-1])))
             loss.backward()
             losses.append(loss.detach() * len(piece[-1]))
             samples += len(piece[-1])
@@ -228,7 +259,7 @@ def _steps(
 
     batches: Iterable[object] = numbers()
     if cuts and not isinstance(optimizer, Ddp):
-        batches = optimizer.batches(loaded(step) for step in numbers())
+        batches = optimizer.batches(to_be_cut(step) for step in numbers())
     for step, batch in enumerate(batches):
         loss, samples = in_pieces(step, batch) if cuts else whole(step)
         diary.waiting()

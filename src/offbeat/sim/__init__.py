@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat import delays as delays_
+from offbeat import draw
 from offbeat.delays import Seconds
 from offbeat.merging import mean
 from offbeat.replica import Replica
@@ -134,30 +136,38 @@ def simulate(
         observer.step = lambda rank: world.workers[rank].taken - 1
     curve: list[tuple[float, Mapping[str, float]]] = []
     if watch_s is not None and fleet is not None and task is not None and task.evaluate is not None:
-        look = task.evaluate
-        world.every(watch_s, lambda now_s: curve.append((now_s, dict(look(fleet.mean_model())))))
-    world.run()
-    model = _close(fleet, workers) if fleet else None
-    if observer is not None and fleet is not None:
-        observer.close(fleet.losses())
-    return Run(
-        strategy=str(strategy),
-        workers=workers,
-        seed=seed,
-        seconds=max(w.finished_s for w in world.workers),
-        finished_s=tuple(w.finished_s for w in world.workers),
-        wait_s=tuple(world.wait_s),
-        gradients=tuple(w.taken for w in world.workers),
-        wire_bytes=world.bytes_sent,
-        curve=tuple(curve),
-        lost=tuple(x for p in world.partials.values() for x in p.lost),
-        weights=torch.stack([_flat(retired[rank]) for rank in range(workers)]),
-        final=_flat(replicas[0].x),
-        losses=fleet.losses() if fleet else torch.zeros(0, dtype=torch.float64),
-        trace=trace,
-        model=model,
-        metrics=dict(task.evaluate(model)) if task and model is not None and task.evaluate else {},
-    )
+        world.every(watch_s, lambda now_s: curve.append((now_s, _evaluated(task, fleet.mean_model(), seed))))
+    with draw.seeded(seed), contextlib.closing(world):
+        world.run()
+        model = _close(fleet, workers) if fleet else None
+        if observer is not None and fleet is not None:
+            observer.close(fleet.losses())
+        return Run(
+            strategy=str(strategy),
+            workers=workers,
+            seed=seed,
+            seconds=max(w.finished_s for w in world.workers),
+            finished_s=tuple(w.finished_s for w in world.workers),
+            wait_s=tuple(world.wait_s),
+            gradients=tuple(w.taken for w in world.workers),
+            wire_bytes=world.bytes_sent,
+            curve=tuple(curve),
+            lost=tuple(x for p in world.partials.values() for x in p.lost),
+            weights=torch.stack([_flat(retired[rank]) for rank in range(workers)]),
+            final=_flat(replicas[0].x),
+            losses=fleet.losses() if fleet else torch.zeros(0, dtype=torch.float64),
+            trace=trace,
+            model=model,
+            metrics=_evaluated(task, model, seed) if task is not None and model is not None else {},
+        )
+
+
+def _evaluated(task: Task, model: nn.Module, seed: int) -> dict[str, float]:
+    """The task's word on a model; what is drawn for it comes from the seed alone."""
+    if task.evaluate is None:
+        return {}
+    draw.reseed(seed, draw.cuda_of(model.parameters()))
+    return dict(task.evaluate(model))
 
 
 def _replica(fleet: Fleet | None, rank: int, size: int, seed: int, steps: int | None, parameters: int) -> Replica:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import simpy
 
-from offbeat.codec import Codec
+from offbeat.codec import Codec, sent_to
 from offbeat.effects import Mix, Ticket
 from offbeat.merging import coded, mean, weighted, wire_bytes
 from offbeat.replica import Replica
@@ -72,7 +72,8 @@ class Exchanges:
     def mix(self, me: Replica, seq: int, effect: Mix, begun: bool) -> Pending:
         """Worker ``me`` posts its share of exchange ``seq``. What goes on changing (``begun``) is copied now."""
         rank, pending = me.rank, Pending(me.rank, self._env.now)
-        x = effect.x if effect.codec is None else coded(effect.x, effect.codec, (me.seed, rank, seq))
+        codec = sent_to(effect.codec, effect.W.audience(rank))
+        x = effect.x if codec is None else coded(effect.x, codec, (me.seed, rank, seq))
         ranks = effect.W.block(rank)
         if ranks == (rank,):
             pending.value, pending.arrived = (x.clone() if begun else x), True
@@ -81,7 +82,7 @@ class Exchanges:
             block.x[rank] = x.clone() if begun and x is effect.x else x
             block.pending[rank] = pending
             if len(block.pending) == len(ranks):
-                self._average(seq, block, wire_bytes(effect.x, effect.codec), effect.codec)
+                self._average(seq, block, wire_bytes(effect.x, codec), codec)
         else:
             self._gossip(me, seq, effect, x if x is not effect.x else x.clone(), pending)
         return pending
@@ -134,6 +135,7 @@ class Exchanges:
     def _overlap(self, me: Replica, seq: int, block: _Block, codec: Codec | None) -> None:
         del self._blocks[seq, block.ranks[0]]
         ranks, starts = block.ranks, list(block.starts.values())
+        codec = sent_to(codec, len(ranks) - 1)
         nbytes = wire_bytes(me.x, codec)
         buckets = 1 if codec else max(1, math.ceil(nbytes / BUCKET_BYTES))
         ready_s = [

@@ -1,7 +1,8 @@
 """All replicas of a simulated run in a few tables, and their gradients in one batched call.
 
 Row i of every table belongs to worker i: weights, gradients, floating buffers, integer buffers. Gradients that are
-due at about the same moment are computed together with ``torch.func.vmap``, on the device the model lives on.
+due at about the same moment are computed together with ``torch.func.vmap``, on the device the model lives on; those of
+a model that draws something (dropout) one after the other, each with the draws of its own batch.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ import copy
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from offbeat import draw
 from offbeat.layout import Layout
 from offbeat.task import Task
 from offbeat.vector import Vec
+
+Key = tuple[int, int, int]  # rank, batch, first row: what a model draws depends on these
 
 
 class Fleet:
@@ -48,7 +53,8 @@ class Fleet:
         self._optimizers = [self._optimizer(i) for i in range(workers)]
         self._schedulers = [task.scheduler(o) if task.scheduler else None for o in self._optimizers]
         self._due: list[tuple[int, int]] = []
-        self._one_by_one = False
+        self._seed, self.cuda = seed, draw.cuda_of(chain(self.skeleton.parameters(), self.skeleton.buffers()))
+        self._one_by_one = self._has_begun = False
         self._loss_sum: dict[int, float] = defaultdict(float)
         self._loss_count: dict[int, int] = defaultdict(int)
 
@@ -99,20 +105,21 @@ class Fleet:
     def union(self, rank: int, pieces: list[tuple[int, int, int, int]]) -> Vec:
         """Σ over samples of their gradients at the weights of now. A piece is (batch, from row, to row, round)."""
         total = self.g[rank].zero_()
-        groups: dict[tuple[int, int], list[tuple[int, tuple[Tensor, ...]]]] = defaultdict(list)
+        groups: dict[tuple[int, int], list[tuple[int, Key, tuple[Tensor, ...]]]] = defaultdict(list)
         alone = bool(self.floating.slots or self.counting.slots)  # BatchNorm moves on with every micro-batch
         for k, (step, lo, hi, r) in enumerate(pieces):
-            groups[hi - lo, k if alone else 0].append((r, tuple(b[lo:hi] for b in self.task.take(rank, step))))
+            batch = tuple(b[lo:hi] for b in self.task.take(rank, step))
+            groups[hi - lo, k if alone else 0].append((r, (rank, step, lo), batch))
         for (samples, _), members in groups.items():
-            stacked = [torch.stack(columns) for columns in zip(*(batch for _, batch in members), strict=True)]
-            grads, values, state = self._evaluate(torch.tensor([rank] * len(members)), stacked)
+            stacked = [torch.stack(columns) for columns in zip(*(batch for _, _, batch in members), strict=True)]
+            grads, values, state = self._evaluate([key for _, key, _ in members], stacked)
             for k, part in enumerate(total.parts):
                 columns = [grads[s.name].reshape(len(members), -1) for s in self.layout.slots if s.part == k]
                 part.add_(torch.cat(columns, dim=1).sum(dim=0), alpha=float(samples))
             last = torch.tensor([rank])
             self._store(self.floating, self.B, last, {n: s[-1:] for n, s in state.items()})
             self._store(self.counting, self.N, last, {n: s[-1:] for n, s in state.items()})
-            for (r, _), value in zip(members, values.tolist(), strict=True):
+            for (r, _, _), value in zip(members, values.tolist(), strict=True):
                 self._loss_sum[r] += value * samples
                 self._loss_count[r] += samples
         return total
@@ -131,36 +138,49 @@ class Fleet:
             groups[tuple((b.shape, b.dtype) for b in batch)].append((rank, step, batch))
         self._due.clear()
         for members in groups.values():
-            ranks = torch.tensor([rank for rank, _, _ in members])
             stacked = [torch.stack(columns) for columns in zip(*(batch for _, _, batch in members), strict=True)]
-            values = self._gradients(ranks, stacked)
+            values = self._gradients([(rank, step, 0) for rank, step, _ in members], stacked)
             for (_, step, _), value in zip(members, values.tolist(), strict=True):
                 self._loss_sum[step] += value
                 self._loss_count[step] += 1
 
-    def _gradients(self, ranks: Tensor, batch: list[Tensor]) -> Tensor:
-        grads, values, state = self._evaluate(ranks, batch)
+    def _gradients(self, keys: list[Key], batch: list[Tensor]) -> Tensor:
+        grads, values, state = self._evaluate(keys, batch)
+        ranks = torch.tensor([rank for rank, _, _ in keys])
         self._store(self.layout, self.G, ranks, grads)
         self._store(self.floating, self.B, ranks, state)
         self._store(self.counting, self.N, ranks, state)
         return values
 
-    def _evaluate(self, ranks: Tensor, batch: list[Tensor]) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
-        """Gradients, losses and new buffers of the workers ``ranks``, one row each."""
+    def _evaluate(self, keys: list[Key], batch: list[Tensor]) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
+        """Gradients, losses and new buffers, one row for each key."""
+        ranks = torch.tensor([rank for rank, _, _ in keys])
         weights = self._tensors(self.layout, self.X, ranks)
         state = {**self._tensors(self.floating, self.B, ranks), **self._tensors(self.counting, self.N, ranks)}
         device = next(iter(weights.values())).device
         batch = [b.to(device) for b in batch]
         if not self._one_by_one:
             try:
-                function = vmap(grad_and_value(self._loss, has_aux=True), randomness="different")
-                grads, (values, state) = function(weights, state, *batch)
-                return grads, values.detach(), state
+                together = self._together(weights, state, batch)
+                if together is not None:
+                    return together
             except RuntimeError as error:
                 reason = str(error).splitlines()[0]
-                warnings.warn(f"gradients are computed one at a time, since vmap refused: {reason}", stacklevel=2)
-                self._one_by_one = True
-        return self._loop(ranks, weights, state, batch)
+                if "randomness error mode" not in reason:
+                    warnings.warn(f"gradients are computed one at a time, since vmap refused: {reason}", stacklevel=2)
+            self._one_by_one = True
+        return self._loop(keys, weights, state, batch)
+
+    def _together(
+        self, weights: dict[str, Tensor], state: dict[str, Tensor], batch: list[Tensor]
+    ) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]] | None:
+        """All in one call; None if the model draws, which vmap notices where it draws from torch, whenever it does."""
+        looks = not self._has_begun  # at the first call only: it takes as long as a small model
+        before = draw.states() if looks else None
+        function = vmap(grad_and_value(self._loss, has_aux=True), randomness="error")
+        grads, (values, state) = function(weights, state, *batch)
+        self._has_begun = True
+        return None if looks and draw.states() != before else (grads, values.detach(), state)
 
     def _loss(self, weights: dict[str, Tensor], state: dict[str, Tensor], *batch: Tensor) -> tuple[Tensor, Any]:
         state = {name: tensor.clone() for name, tensor in state.items()}
@@ -168,10 +188,11 @@ class Fleet:
         return self.task.loss(output, batch[-1]), {name: tensor.detach() for name, tensor in state.items()}
 
     def _loop(
-        self, ranks: Tensor, weights: dict[str, Tensor], state: dict[str, Tensor], batch: list[Tensor]
+        self, keys: list[Key], weights: dict[str, Tensor], state: dict[str, Tensor], batch: list[Tensor]
     ) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
         rows = []
-        for k in range(len(ranks)):
+        for k, key in enumerate(keys):
+            draw.reseed(draw.for_batch(self._seed, *key), self.cuda)
             leaves = {n: w[k].clone().requires_grad_() for n, w in weights.items()}
             buffers = {n: s[k].clone() for n, s in state.items()}
             value = self.task.loss(

@@ -76,16 +76,16 @@ class MicroBatches:
 
     def _go_on(self, rank: int, part: _Part) -> None:
         """Before the first micro-batch and after each."""
-        now, effect, done = self._env.now, part.effect, len(part.pieces)
-        if done == part.at_most:
+        now, effect, done, stream = self._env.now, part.effect, len(part.pieces), self._streams[rank]
+        through = done == part.at_most or not stream.waiting  # a short batch behind leftovers may not make a round
+        if through:
             self._ring(effect)
         rung = now >= self._rung_s.get(effect.r, math.inf)
-        if effect.stop.is_over(done, part.at_most, rung, now - part.began_s):
+        if through or effect.stop.is_over(done, part.at_most, rung, now - part.began_s):
             samples = sum(hi - lo for _, lo, hi, _ in part.pieces)
             whole_s = (now - part.began_s) * part.at_most / done if done else None
             part.answer(Done(self._union(rank, part.pieces), samples, done, part.at_most, whole_s))
             return
-        stream = self._streams[rank]
         batch, rest = stream.first, stream.waiting[0]
         lo, hi = rest.first(effect.micro)
         seconds = part.compute_s / rest.whole(effect.micro)

@@ -30,6 +30,10 @@ class NodesPartial:
         return self._leaders.bytes_sent + self._told_bytes
 
     @property
+    def parts(self) -> list[object]:
+        return [*self._leaders.parts, self]
+
+    @property
     def lost(self) -> list[tuple[int, int]]:
         return self._leaders.lost
 

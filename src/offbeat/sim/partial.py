@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import simpy
 
+from offbeat.codec import sent_to
 from offbeat.effects import Channel, Got
 from offbeat.merging import coded, mean, wire_bytes
 from offbeat.nodes import Nodes
@@ -58,7 +59,8 @@ class Partial:
         self._in_flight = 0
         self._notes: dict[int, list[tuple[dict[int, Snapshot], dict[int, float]]]] = {}
         self._known: list[tuple[int, tuple[int, ...], int]] = []  # (round, block, started by) not under way yet
-        self._flushed = False
+        self._flushing = False  # the last round is under way, or over
+        self._flushed = False  # and nothing more can come
 
     def open(self, me: Replica, x: Vec | None) -> None:
         tray = Tray(self.channel.rules.absent)
@@ -138,16 +140,21 @@ class Partial:
             self._maybe_flush()
 
     def _maybe_flush(self) -> None:
-        """All have finished and no round is under way: one last round for what is still owed, then the end."""
-        over = self.referee.all_finished and not self._in_flight and not self._flushed
+        """All have finished and no round is under way: one last round for what is still owed, then the end.
+
+        Who has been given a result may be busy with it for a while, such as the leader of a node, and asks for the
+        next one when the last round is under way: there is nothing more to come only when that is over.
+        """
+        over = self.referee.all_finished and not self._in_flight and not self._flushing
         if not over or not all(s.resting and s.place.taken == s.place.results for s in self.seats.values()):
             return
-        self._flushed = True
+        self._flushing = True
         owed = {r: s.tray.snapshot(self.referee.started, made_for_it=False) for r, s in self.seats.items()}
         if not self.channel.rules.of_weights and any(s.value is not None for s in owed.values()):
             ranks = tuple(range(self._size))
             self._collect(self.referee.started, ranks, owed, started_by=-1)
         else:
+            self._flushed = True
             for seat in self.seats.values():
                 self._call(seat)
 
@@ -199,7 +206,7 @@ class Partial:
         self._collect(version, ranks, shots, started_by)
 
     def _collect(self, version: int, ranks: tuple[int, ...], shots: dict[int, Snapshot], started_by: int) -> None:
-        codec, me = self.channel.codec, self.seats[0].me
+        codec, me = sent_to(self.channel.codec, len(ranks) - 1), self.seats[0].me
         like = me.x
         nbytes = wire_bytes(like, codec)
         leaders = [self.nodes.leader(r) for r in ranks]
@@ -231,6 +238,8 @@ class Partial:
             seat.place.results = version + 1
         if started_by >= 0:
             self._in_flight -= 1
+        else:
+            self._flushed = True
         for r in ranks:
             self._call(self.seats[r])
         self._go_on()  # after the calls: a worker without data answers with what it holds now
@@ -258,6 +267,11 @@ class Partial:
         waited_s = dict(sorted((r, s) for _, of_block in notes for r, s in of_block.items()))
         record = Round(version, started_by, fresh, staleness, waited_s, now)
         self._trace.rounds.append(record.spread_over(self.nodes))
+
+    @property
+    def parts(self) -> list[object]:
+        """Everything here that may hold calls of a worker that waits."""
+        return [*self.seats.values(), self]
 
     @property
     def lost(self) -> list[tuple[int, int]]:

@@ -149,16 +149,25 @@ class World:
 
     def run(self) -> None:
         """To the end, or to a sentence that says why there is none."""
-        try:
-            with _only_new_garbage(), only_ours():
-                for worker in self.workers:
-                    self._resume(worker, None)
-                self.env.run()
-            if any(not w.ended for w in self.workers):
-                raise Deadlock(self._who_waits_for_whom())
-        finally:  # after an error, bodies that never began would otherwise warn when they are collected
+        with _only_new_garbage(), only_ours():
             for worker in self.workers:
-                worker.coroutine.close()
+                self._resume(worker, None)
+            self.env.run()
+        if any(not w.ended for w in self.workers):
+            raise Deadlock(self._who_waits_for_whom())
+
+    def close(self) -> None:
+        """Let go of everything, whether the run has ended or failed.
+
+        A world is full of circles: its parts call it back, the clock's queue holds calls that hold the clock, workers
+        that wait hold what they wait for. Python's collector would find them some time, and until then every replica
+        of every worker stays in memory. So all circles are cut here: nothing is left in any part.
+        """
+        for worker in self.workers:
+            worker.coroutine.close()
+        of_channels = [part for partial in self.partials.values() for part in partial.parts]
+        for part in (*of_channels, self._micro, self.shared, self.exchanges, self.env, self):
+            vars(part).clear()
 
     @property
     def bytes_sent(self) -> int:
@@ -167,13 +176,12 @@ class World:
 
     def every(self, seconds: float, look: Callable[[float], None]) -> None:
         """Call ``look`` every so often while anybody still takes steps; it must change nothing."""
+        self.env.timeout(seconds).callbacks.append(lambda _: self._look(seconds, look))
 
-        def again(_: object) -> None:
-            if self._done < len(self.workers):
-                look(self.env.now)
-                self.env.timeout(seconds).callbacks.append(again)
-
-        self.env.timeout(seconds).callbacks.append(again)
+    def _look(self, seconds: float, look: Callable[[float], None]) -> None:
+        if self._done < len(self.workers):
+            look(self.env.now)
+            self.every(seconds, look)
 
     def _resume(self, worker: Worker, answer: object) -> None:
         send, answers = worker.coroutine.send, self._answer

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from offbeat import topology
-from offbeat.codec import Codec
+from offbeat.codec import Codec, sent_to
 from offbeat.effects import Begin, Finish, Mix, Ticket
 from offbeat.replica import Replica
 from offbeat.topology import Edge, Mixing
@@ -21,8 +21,8 @@ class Averager:
     """
 
     def __init__(self, me: Replica, codec: Codec | None) -> None:
-        self._me, self._codec = me, codec
-        if codec is not None:
+        self._me, self._codec = me, sent_to(codec, me.size - 1)
+        if self._codec is not None:
             me.recall(anchor=me.model.clone())
 
     async def __call__(self, W: Mixing) -> Vec:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import Literal
 
 from offbeat import topology
-from offbeat.codec import Codec
+from offbeat.codec import Codec, sent_to
 from offbeat.effects import Grad
 from offbeat.paper import Axes, Paper
 from offbeat.replica import Replica
@@ -77,14 +77,14 @@ def dasgd(
     tau, d = period, delay
 
     async def body(me: Replica) -> None:
-        w, everyone = me.x, topology.everyone(me.size)
-        mem = me.recall(A=w.clone() if codec else None)  # the last average: the same on all, so codecs start from it
-        average = Underway(me, everyone(0), codec)
+        w, everyone, Q = me.x, topology.everyone(me.size), sent_to(codec, me.size - 1)
+        mem = me.recall(A=w.clone() if Q else None)  # the last average: the same on all, so codecs start from it
+        average = Underway(me, everyone(0), Q)
         await average.resume()
 
         async def blend() -> None:
             sent, mixed = average.sent, await average.finish()
-            A = mixed if codec is None else mem.A.add_(mixed)
+            A = mixed if Q is None else mem.A.add_(mixed)
             if merge == "correct":
                 assert sent is not None
                 w.add_(sent.mul_(-1.0).add_(mixed))  # nobody needs it any more
@@ -94,7 +94,7 @@ def dasgd(
         async for k in me.steps():
             me.step(await Grad())
             if (k + 1) % tau == 0:
-                await average.begin(w.clone() if codec is None else w - mem.A)
+                await average.begin(w.clone() if Q is None else w - mem.A)
             if (k + 1) % tau == d and average.sent is not None:
                 await blend()
         if average.sent is not None:

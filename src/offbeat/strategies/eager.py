@@ -83,7 +83,9 @@ def eager(
                 me.step(got.value)
 
         nodes = Nodes(me.size, per_node)
-        partial = Channel("eager", topology.everyone(nodes.count), how, update, codec, per_node=per_node)
+        partial = Channel(
+            "eager", topology.everyone(nodes.count), how.among(nodes.count), update, codec, per_node=per_node
+        )
         await Open(partial, me.recall(owed=None).owed)
         async for t in me.own_steps(per_node):
             if (g := await own_gradient(me, per_node)) is not None:

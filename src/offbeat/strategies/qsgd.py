@@ -10,7 +10,8 @@ everybody's message and averages what it decodes: w ← w − γ · (1/P) Σ Q(g
 2 · 32/bits workers a plain all-reduce sends less. The exchange cannot overlap with backward.
 *Suggested settings*: 8 bits are close to lossless; 4 bits with buckets of 512; 2 bits with buckets of 64.
 *Departures*: buckets are scaled by their largest magnitude, as in the paper's experiments (its theory takes the
-2-norm: ``ob.codec.qsgd(norm="l2")``); codes have a fixed width instead of Elias's; one's own share is quantised too.
+2-norm: ``ob.codec.qsgd(norm="l2")``); codes have a fixed width instead of Elias's; one's own share is quantised too,
+but for a worker alone.
 """
 
 from __future__ import annotations

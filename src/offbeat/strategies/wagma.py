@@ -15,6 +15,7 @@ and the bound instead of the barrier are ours, and so is ``merge="correct"``, wh
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from offbeat import topology, waiting
@@ -87,8 +88,9 @@ def wagma(
     absent: Absent = "shared" if corrects else "last"
     how = rules("wagma", waiting.rule(wait), absent, tau, "tau", catch_up, sync, staleness, late)
 
-    def whom(me: Replica) -> topology.Schedule:
-        return topology.groups(Nodes(me.size, per_node).count, group)
+    def channel(me: Replica, apply: Callable[[list[Got]], None], holds: Callable[[], Vec | None]) -> Channel:
+        P = Nodes(me.size, per_node).count
+        return Channel("wagma", topology.groups(P, group), how.among(P), apply, codec, holds, per_node)
 
     async def paper(me: Replica) -> None:
         # With a codec the displacement from the common beginning travels. (A nearer anchor, such as the last full
@@ -103,12 +105,14 @@ def wagma(
                 return
             got = results[-1]
             S, mean = got.count, got.value if codec is None else mem.anchor + got.value
+            if S == 1:  # its own weights, or older ones
+                return
             if got.fresh or got.full:
                 me.x.copy_(mean)
-            elif S > 1:
+            else:
                 me.x.add_(mean, alpha=float(S)).mul_(1.0 / (S + 1))
 
-        partial = Channel("wagma", whom(me), how, average, codec, mine, per_node)
+        partial = channel(me, average, mine)
         await Open(partial, mine())
         async for t in me.own_steps(per_node):
             me.step(await own_gradient(me, per_node))
@@ -119,12 +123,13 @@ def wagma(
 
     async def correct(me: Replica) -> None:
         start = me.recall(anchor=me.x.clone() if codec else None).anchor
+        alone = Nodes(me.size, per_node).count == 1
 
         def adopt(results: list[Got]) -> None:
-            if results:
+            if results and not alone:  # nobody else changes what one holds
                 me.x.copy_(results[-1].value if codec is None else start + results[-1].value)
 
-        partial = Channel("wagma", whom(me), how, adopt, codec, per_node=per_node)
+        partial = channel(me, adopt, lambda: None)
         await Open(partial, me.x if codec is None else me.x - start)
         memory = me.x.clone()
         async for t in me.own_steps(per_node):

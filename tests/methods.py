@@ -1,0 +1,119 @@
+"""Any method with any of its settings, for searches: what each setting may be, for so many workers.
+
+Every setting in the signature of every registered method has a line here, or ``a_method`` says which one has none.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import reject
+from hypothesis import strategies as st
+
+import offbeat as ob
+
+CODECS = [
+    ob.codec.bf16(), ob.codec.fp16(), ob.codec.int8(bucket=5), ob.codec.qsgd(2, 3), ob.codec.qsgd(8),
+    ob.codec.qsgd(4, 7, "l2"),
+]  # fmt: skip
+GRAPHS = ["ring", "complete", "everyone", "exponential", "one_peer_exponential", "grid", "torus", "hypercube"]
+
+Settings = dict[str, Any]
+Choice = Callable[[int, Settings], st.SearchStrategy[Any]]  # of the workers, and of what was drawn before it
+
+
+def one(*values: Any) -> Choice:
+    return lambda workers, drawn: st.sampled_from(values)
+
+
+def whole(least: int, most: int) -> Choice:
+    return lambda workers, drawn: st.integers(least, most)
+
+
+def codecs(workers: int, drawn: Settings) -> st.SearchStrategy[Any]:
+    return st.sampled_from([None, None, None, *CODECS])
+
+
+def per_node(workers: int, drawn: Settings) -> st.SearchStrategy[int]:
+    """Nodes that make up all workers, and of which there are enough for a group."""
+    least = drawn.get("group") or 1
+    return st.sampled_from([n for n in range(1, workers + 1) if workers % n == 0 and workers // n >= least])
+
+
+def a_tree(workers: int, seed: int) -> tuple[tuple[int, int], ...]:
+    """Edges that connect all."""
+    draw = random.Random(seed)
+    return tuple((draw.randrange(rank), rank) for rank in range(1, workers))
+
+
+def graphs(workers: int, drawn: Settings) -> st.SearchStrategy[Any]:
+    return st.sampled_from(GRAPHS) | st.builds(lambda seed: a_tree(workers, seed), st.integers(0, 99))
+
+
+WAITS = one("first", "majority", "everyone", 1, 2, 3, 0.25, 0.5, 0.9)
+STALENESS: Choice = lambda workers, drawn: st.none() if drawn["sync"] == "barrier" else st.sampled_from([None, 1, 2, 5])  # noqa: E731
+
+CHOICES: dict[str, dict[str, Choice]] = {
+    "allreduce": {},
+    "qsgd": {"bits": whole(2, 16), "bucket": one(1, 3, 512)},
+    "local_sgd": {"period": whole(1, 5), "codec": codecs},
+    "adaptive": {
+        "period": whole(1, 4), "sampling": one(0.25, 1.0, 3.0), "low": one(0.0, 0.7), "high": one(0.9, 1.3, 9.0),
+        "cap": whole(4, 8), "codec": codecs,
+    },
+    "dasgd": {
+        "period": whole(1, 5), "delay": lambda workers, drawn: st.integers(0, drawn["period"] - 1),
+        "xi": one(0.0, 0.25, 1.0), "merge": one("paper", "correct"), "codec": codecs,
+    },
+    "eager": {
+        "wait": WAITS, "sync_every": one(None, 1, 2, 5, 33), "stale": one("carry", "carry", "drop", "fade"),
+        "apply": one("queue", "queue", "latest"), "catch_up": one("current", "every_step"),
+        "sync": one("barrier", "bounded"), "staleness": STALENESS, "late": one(0, 1), "per_node": per_node,
+        "codec": codecs,
+    },
+    "wagma": {
+        "group": lambda workers, drawn: st.none() | st.integers(1, workers), "tau": one(None, 1, 3, 10),
+        "wait": WAITS, "merge": one("paper", "correct"), "catch_up": one("current", "every_step"),
+        "sync": one("barrier", "bounded"), "staleness": STALENESS, "late": one(0, 1), "per_node": per_node,
+        "codec": codecs,
+    },
+    "nonblocking": {
+        "micro": one("auto", 1, 2, 3, 8),
+        "over": lambda workers, drawn: st.sampled_from(["allreduce", "server", "matcha"]) | graphs(workers, drawn),
+        "stop": lambda workers, drawn: st.sampled_from(["first", "auto", 0.04, 0.3]) | st.integers(1, workers),
+        "weighting": one("samples", "workers"), "at_least": whole(0, 3), "scale_lr": one(False, True),
+        "budget": one(0.2, 0.5, 1.0), "codec": codecs,
+    },
+    "dpsgd": {"graph": graphs, "order": one("cta", "atc"), "codec": codecs},
+    "ad_psgd": {"graph": graphs},
+    "sgp": {"graph": graphs, "codec": codecs},
+    "matcha": {"graph": graphs, "budget": one(0.2, 0.5, 1.0), "codec": codecs},
+    "diloco": {
+        "period": one(1, 2, 4, 6), "outer_lr": one(0.0, 0.7, 1.0), "outer_momentum": one(0.0, 0.9),
+        "fragments": one(1, 1, 2), "overlap": whole(0, 2), "merge": one(0.0, 0.5, 1.0), "codec": codecs,
+    },
+    "noloco": {
+        "period": whole(1, 4), "outer_lr": one(0.0, 0.7, 1.0), "outer_momentum": one(0.0, 0.5), "pull": one(None, 0.3),
+    },
+}  # fmt: skip
+
+
+def settings_of(name: str) -> list[str]:
+    return list(inspect.signature(ob.STRATEGIES[name].make).parameters)
+
+
+@st.composite
+def a_method(draw: st.DrawFn, name: str, workers: int) -> ob.Strategy:
+    """Method ``name``, its settings drawn one after the other; combinations that it refuses are drawn anew."""
+    assert name in CHOICES, f"nobody has said what {name}'s settings may be; add a line to CHOICES"
+    drawn: Settings = {}
+    for setting in settings_of(name):
+        assert setting in CHOICES[name], f"nobody has said what {name}'s {setting} may be; add it to CHOICES"
+        drawn[setting] = draw(CHOICES[name][setting](workers, drawn))
+    try:
+        return ob.strategy(name, **drawn)
+    except ValueError:
+        reject()
