@@ -12,7 +12,7 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from offbeat.live import checks
+from offbeat.live import checks, ending
 from offbeat.live.attached import Attached
 from offbeat.live.board import Board
 from offbeat.live.chronicle import Log, Summary
@@ -55,6 +55,7 @@ class _World:
 
 def init(timeout_s: float = 1800.0) -> None:
     """Start ``torch.distributed``, if nobody has: from torchrun's environment, or as a single worker without one."""
+    ending.watch()
     if not dist.is_initialized():
         _World.make(timedelta(seconds=timeout_s))
 
