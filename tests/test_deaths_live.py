@@ -46,6 +46,7 @@ METHODS = {
         ob.eager(wait="everyone"),
         ob.eager(sync_every=1),
         ob.eager(sync_every=2),
+        ob.eager(per_node=3),
         ob.wagma(),
         ob.wagma(merge="correct"),
         ob.wagma(tau=1),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,7 @@ from offbeat.live.board import Board
 from offbeat.live.chronicle import Chronicle, Log, Summary
 from offbeat.live.desk import Desk
 from offbeat.live.equal import equalise, share_beginning
-from offbeat.live.errors import OffbeatError
+from offbeat.live.errors import OffbeatError, PeerFailed
 from offbeat.live.exchange import Exchange
 from offbeat.live.flat import Flat
 from offbeat.live.micro import MicroBatches, Stream, batches
@@ -31,6 +32,23 @@ from offbeat.replica import Replica
 from offbeat.strategy import Strategy
 from offbeat.trace import Trace
 from offbeat.vector import Vec
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _over_when_a_peer_fails(method: Callable[Concatenate[Attached, P], T]) -> Callable[Concatenate[Attached, P], T]:
+    """A run that has lost a peer is over: its threads end and its memory is given back before the user hears of it."""
+
+    @functools.wraps(method)
+    def call(self: Attached, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(self, *args, **kwargs)
+        except PeerFailed as error:
+            self._abandon(f"{type(error).__name__}: {error}")
+            raise
+
+    return call
 
 
 class Attached(torch.optim.Optimizer):
@@ -193,6 +211,7 @@ class Attached(torch.optim.Optimizer):
         else:
             self._abandon(f"{type(error).__name__}: {error}")
 
+    @_over_when_a_peer_fails
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of the strategy with the gradients that backward left in ``p.grad``."""
         self._refuse_if_closed("step()")
@@ -208,6 +227,7 @@ class Attached(torch.optim.Optimizer):
         self._chronicle.stepped(self)
         return loss
 
+    @_over_when_a_peer_fails
     def micro_batches(self, batch: Any, cost: Callable[[Any], float] | None = None) -> MicroBatches:
         """Cut ``batch`` for ``nonblocking``: micro-batches until the others move on; the rest comes first next time.
 
@@ -236,6 +256,7 @@ class Attached(torch.optim.Optimizer):
         """
         return [round(count) for count in getattr(self.me.memory, "used", [])]
 
+    @_over_when_a_peer_fails
     def average(self) -> None:
         """Make all replicas equal now (weights and buffers), to evaluate or to save. Every rank must call it."""
         self._refuse_if_closed("average()")
@@ -249,6 +270,7 @@ class Attached(torch.optim.Optimizer):
             self._board.ask_for_average(self._averages)
             self._equalise()
 
+    @_over_when_a_peer_fails
     def finish(self) -> None:
         """End the run: answer the others until all are done, apply what is in flight, make all replicas equal.
 
@@ -366,7 +388,7 @@ class Attached(torch.optim.Optimizer):
         elif asked:
             self._equalise()
         else:
-            self._waiter.until(self._something_to_do, "the others to finish", as_long_as_they_train=True)
+            self._waiter.until(self._something_to_do, "the others to finish", bears=True)
 
     @property
     def _crowd(self) -> tuple[int, ...] | None:

@@ -148,7 +148,7 @@ class Desk:
         inside = Inside(nodes, channel, me.x, parameters, self._transport) if nodes.per_node > 1 else None
         if inside is not None and not nodes.leads(me.rank):
             self._refuse_if_open()
-            self._channel, self._clerk = channel, Follower(inside, self._board, first_round)
+            self._channel, self._clerk = channel, Follower(inside, self._board, first_round, self._patience_s)
             return
         referee = Referee(channel.rules, nodes.count, me.seed, first_round)
         connection = self._meet_at_hub(Coordinator(referee), nodes)

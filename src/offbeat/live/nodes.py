@@ -9,7 +9,6 @@ and another one, and from then on they average gradients of different weights.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 
@@ -159,9 +158,9 @@ class Follower:
     wire_bytes = 0
     lost: Sequence[int] = ()
 
-    def __init__(self, inside: Inside, board: Board, first_round: int) -> None:
-        # The leader has the patience: it may rest for hours while others train. A leader that fails is on the board.
-        self._inside, self._waiter = inside, Waiter(board, math.inf)
+    def __init__(self, inside: Inside, board: Board, first_round: int, patience_s: float) -> None:
+        # The leader may rest for hours while others train.
+        self._inside, self._waiter = inside, Waiter(board, patience_s, bears=True)
         self.rounds = first_round
 
     def _hear(self) -> tuple[Say, list[Got]]:

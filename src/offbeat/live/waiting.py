@@ -25,11 +25,12 @@ LAST_SLICE = timedelta(milliseconds=300)
 class Waiter:
     """Waits for works; counts the seconds spent.
 
-    ``t`` is the step this worker takes with data (those without need to know it), or −1.
+    ``t`` is the step this worker takes with data (those without need to know it), or −1. ``bears``: where others may
+    train for as long as they like, patience ends only with those who do not even answer.
     """
 
-    def __init__(self, board: Board, patience_s: float) -> None:
-        self._board, self._patience_s = board, patience_s
+    def __init__(self, board: Board, patience_s: float, bears: bool = False) -> None:
+        self._board, self._patience_s, self._bears = board, patience_s, bears
         self._given_up = False
         self.waited_s = 0.0
         self.t = -1
@@ -40,7 +41,7 @@ class Waiter:
 
     def wait(self, works: Iterable[Work], what: str) -> None:
         """Until all are done."""
-        start = time.monotonic()
+        start = since = time.monotonic()
         if self.t >= 0 and self._board.someone_is_done:
             self._board.reach(self.t)
         with self._board.waits_for(what):
@@ -49,31 +50,33 @@ class Waiter:
                 while not self._done(work, slice_, what):
                     slice_ = SLICE
                     try:
-                        self._look(start, what)
+                        since = self._look(since, what, self._bears)
                     except PeerFailed:
                         self._let_end(work)
                         raise
         self.waited_s += time.monotonic() - start
 
-    def until(self, ready: Callable[[], bool], what: str, as_long_as_they_train: bool = False) -> None:
-        """Until the board says so; ``as_long_as_they_train``: patience ends only with those who do not even answer."""
+    def until(self, ready: Callable[[], bool], what: str, bears: bool = False) -> None:
+        """Until the board says so."""
         start = since = time.monotonic()
         with self._board.waits_for(what):
             while not ready():
-                if as_long_as_they_train:
-                    since = self._board.bear_with(since, self._patience_s, what)
-                self._look(since, what)
+                since = self._look(since, what, bears or self._bears)
                 self._board.pause(FIRST_SLICE.total_seconds(), ready)
         self.waited_s += time.monotonic() - start
 
-    def _look(self, start_s: float, what: str) -> None:
+    def _look(self, since_s: float, what: str, bears: bool) -> float:
+        """Look up from a wait. Answers since when patience is counted."""
         self._board.check(what)
         if self.t >= 0 and self._board.look_for_done():
             self._board.reach(self.t)
         if self._given_up:
             raise PeerFailed(f"gave up waiting for {what}")
-        if time.monotonic() - start_s > self._patience_s:
+        if bears:
+            return self._board.bear_with(since_s, self._patience_s, what)
+        if time.monotonic() - since_s > self._patience_s:
             raise self._board.gave_up(self._patience_s, what)
+        return since_s
 
     def _let_end(self, work: Work) -> None:
         """Give an operation that is given up a moment to end by itself: while it is pending, Gloo keeps its memory."""
