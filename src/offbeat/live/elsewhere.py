@@ -44,7 +44,7 @@ MESSAGES = ("send", "recv", "recv_anysource")
 plain_wait: Callable[..., Any] = Work.wait  # as torch made it: for our own waits, which are not elsewhere
 
 _OURS = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
-_telling = threading.Lock()
+_telling = threading.RLock()  # a signal's handler may come here while its thread is here
 
 
 class _Here:
@@ -134,7 +134,7 @@ def released(name: str) -> None:
             undo()
         _here.undo.clear()
         _here.met.clear()
-        _here.depth, _here.in_ddp = 0, False
+        _here.in_ddp = False
 
 
 def stepping() -> None:

@@ -63,7 +63,9 @@ class Lifeline:
         self.changed = threading.Condition()
         self.facts: dict[str, str] = {}
         self.failure: Failure | None = None  # the first one stays
-        self._sending = threading.Lock()  # two threads send; a frame must not be cut in two
+        self._sending = (
+            threading.RLock()
+        )  # two threads send, and a signal's handler may; a frame must not be cut in two
         self._questions = 0
         self._answers: dict[int, dict[int, str]] = {}
         self._processes: Callable[[int], tuple[list[str], list[str]]] = lambda rank: ([], [])

@@ -29,7 +29,7 @@ class Line:
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._hung_up = False
-        self._sending = threading.Lock()  # the listener may answer while the worker speaks; frames stay whole
+        self._sending = threading.RLock()  # the listener may answer while the worker speaks; frames stay whole
 
     def listen(self, hear: Callable[[Frame], bool]) -> None:
         """Give every frame to ``hear``, on a thread of its own, until it answers that this was the last."""
