@@ -15,19 +15,18 @@ from offbeat import delays, tasks
 from offbeat.cli.options import Json, Seed, TraceFile, check_count
 from offbeat.cli.output import Outputs, show, show_slow
 from offbeat.cli.screen import screen
-from offbeat.cli.settings import plain_settings
+from offbeat.cli.settings import label, plain_settings, read_strategy
 from offbeat.live.launch import LiveRun, launch_all
 from offbeat.live.worker import Job
 from offbeat.report.folder import Recording
 from offbeat.report.table import Record
-from offbeat.strategies import strategy
 from offbeat.strategy import Strategy
 from offbeat.units import format_seconds
 
-METHODS = ("adaptive", "dasgd", "eager", "wagma", "nonblocking")
+METHODS: tuple[str, ...] = ("adaptive", "dasgd", "eager:wait=0.5", "wagma:merge=correct", "nonblocking:scale_lr=true")
 WORKERS, STEPS = 4, 100
 COMPUTE_S, LATE_S = 0.02, 0.1
-LR, MOMENTUM = 0.05, 0.9
+LR, MOMENTUM = 0.1, 0.8  # the same for all; more momentum and late gradients do not go together
 DDP = "DDP (torch)"
 POINTS, FIFTH = 0.02, 0.2
 
@@ -56,7 +55,7 @@ def demo(
     length = check_count("--steps", steps, 1)
     number = check_count("--seed", seed, 0)
     late = delays.chronic(count - 1, LATE_S) if chronic else delays.random(1, LATE_S)
-    made: list[Strategy | None] = [None, *(strategy(name) for name in METHODS)]
+    made: list[Strategy | None] = [None, *(read_strategy(words) for words in METHODS)]
     task = tasks.digits(lr=LR, momentum=MOMENTUM)
     jobs = [Job(one or "ddp", task, length, number, late, COMPUTE_S, shared=chronic) for one in made]
     labels = [one.name if one else DDP for one in made]
@@ -72,7 +71,7 @@ def demo(
             launch_all(jobs, count, watcher.watch, done)
     finally:
         if recordings:
-            _end(recordings, heading, _injected(chronic, count), outputs)
+            _end(recordings, heading, f"{_settings(made)} {_injected(chronic, count)}", outputs)
 
 
 def _end(recordings: Sequence[Recording], heading: str, injected: str, outputs: Outputs) -> None:
@@ -84,6 +83,12 @@ def _end(recordings: Sequence[Recording], heading: str, injected: str, outputs: 
         console.print(Text(sentence))
     show_slow(recordings[:1])
     outputs.write(recordings, f"{heading}\n{injected}")
+
+
+def _settings(made: Sequence[Strategy | None]) -> str:
+    """What the rows have in common, and which methods have settings other than their defaults."""
+    special = ", ".join(words for one in made if one and (words := label(one)) != one.name)
+    return f"All: SGD, learning rate {LR}, momentum {MOMENTUM}; {special}."
 
 
 def _injected(chronic: bool, workers: int) -> str:

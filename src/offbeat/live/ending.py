@@ -56,7 +56,7 @@ def settle() -> None:
 
 
 def _threads() -> Iterator[tuple[str, tuple[bool, str]]]:
-    """Each Gloo thread: whether it sleeps, and how often it was taken off a processor. None where there is no /proc."""
+    """Each Gloo thread: whether it sleeps, and how often it has left a processor. Nothing where there is no /proc."""
     for task in TASKS.iterdir() if TASKS.is_dir() else ():
         try:
             lines = (task / "status").read_text().splitlines()
