@@ -35,7 +35,12 @@ class Group:
         waiter.until(board.meeting(name, ranks), f"ranks {', '.join(map(str, ranks))} to make a group")
         board.check()  # one that came, and left again since somebody had failed, will not be met
         self.ranks = ranks
-        self._gloo: Any = dist.ProcessGroupGloo(board.store(name), ranks.index(board.rank), len(ranks), CONNECT)
+        connect = min(CONNECT, timedelta(seconds=waiter.patience_s))  # Gloo may take five times as long
+        place = ranks.index(board.rank)
+        try:
+            self._gloo: Any = dist.ProcessGroupGloo(board.store(name), place, len(ranks), connect)
+        except RuntimeError as error:
+            raise board.lost(f"the meeting of ranks {', '.join(map(str, ranks))}") from error
         self._travelling: list[weakref.ref[Tensor]] = []
 
     def all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> dist.Work:

@@ -30,7 +30,7 @@ class Waiter:
     """
 
     def __init__(self, board: Board, patience_s: float, bears: bool = False) -> None:
-        self._board, self._patience_s, self._bears = board, patience_s, bears
+        self._board, self.patience_s, self._bears = board, patience_s, bears
         self._given_up = False
         self.waited_s = 0.0
         self.t = -1
@@ -73,9 +73,9 @@ class Waiter:
         if self._given_up:
             raise PeerFailed(f"gave up waiting for {what}")
         if bears:
-            return self._board.bear_with(since_s, self._patience_s, what)
-        if time.monotonic() - since_s > self._patience_s:
-            raise self._board.gave_up(self._patience_s, what)
+            return self._board.bear_with(since_s, self.patience_s, what)
+        if time.monotonic() - since_s > self.patience_s:
+            raise self._board.gave_up(self.patience_s, what)
         return since_s
 
     def _let_end(self, work: Work) -> None:
