@@ -38,9 +38,10 @@ def codecs(workers: int, drawn: Settings) -> st.SearchStrategy[Any]:
 
 
 def per_node(workers: int, drawn: Settings) -> st.SearchStrategy[int]:
-    """Nodes that make up all workers, and of which there are enough for a group."""
+    """Nodes that make up all workers, several rather than one, and enough of them for a group."""
     least = drawn.get("group") or 1
-    return st.sampled_from([n for n in range(1, workers + 1) if workers % n == 0 and workers // n >= least])
+    fitting = [n for n in range(1, workers + 1) if workers % n == 0 and workers // n >= least]
+    return st.sampled_from([n for n in fitting if 1 < n < workers] * 2 + fitting)
 
 
 def a_tree(workers: int, seed: int) -> tuple[tuple[int, int], ...]:

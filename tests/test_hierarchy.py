@@ -95,6 +95,14 @@ def test_a_node_that_comes_to_rest_during_the_last_flush_gets_its_result(late, s
     assert run.trace.rounds[-1].version == len(run.trace.rounds) - 1
 
 
+def test_what_a_node_loses_is_named_by_those_who_had_data():
+    strategy = ob.eager(stale="drop", sync_every=None, per_node=2)
+    run = ob.simulate(strategy, TASK, 4, samples=13, delays=ob.delays.exponential(0.3))
+    assert len(set(run.gradients[:2])) == 2 or len(set(run.gradients[2:])) == 2, "someone of a node has less data"
+    assert run.lost
+    assert all(step < run.gradients[rank] for rank, step in run.lost)
+
+
 def test_a_slow_worker_holds_up_its_node_and_no_other():
     slow = ob.delays.chronic(5, 0.4)
     how = {"workers": 8, "steps": 20, "compute_s": 0.1, "delays": slow, "network": ob.Network(0.0, 1e12)}

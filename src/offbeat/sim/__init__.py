@@ -152,7 +152,7 @@ def simulate(
             gradients=tuple(w.taken for w in world.workers),
             wire_bytes=world.bytes_sent,
             curve=tuple(curve),
-            lost=tuple(x for p in world.partials.values() for x in p.lost),
+            lost=tuple((r, t) for p in world.partials.values() for r, t in p.lost if t < world.workers[r].taken),
             weights=torch.stack([_flat(retired[rank]) for rank in range(workers)]),
             final=_flat(replicas[0].x),
             losses=fleet.losses() if fleet else torch.zeros(0, dtype=torch.float64),

@@ -275,7 +275,7 @@ class Partial:
 
     @property
     def lost(self) -> list[tuple[int, int]]:
-        """(rank, step) of every gradient that was dropped."""
+        """(rank, step) of every gradient that was dropped; a node's are said of all its ranks, data or not."""
         lost = [(node, p.step) for node, seat in self.seats.items() for p in seat.tray.lost]
         return sorted((rank, step) for node, step in lost for rank in self.nodes.ranks(node))
 
