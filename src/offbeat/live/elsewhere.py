@@ -190,7 +190,7 @@ def _wrap() -> None:
         _put(ProcessGroup, name, lambda method: _noticed(method, _group_key))
     for name in MESSAGES:
         _put(ProcessGroup, name, lambda method: _noticed(method, _own_key))
-    _put(Work, "wait", _noticed_wait)
+    _put(Work, "wait", lambda method: _noticed(method, None))
     _put(DistributedDataParallel, "forward", _noticed_forward)
 
 
@@ -209,37 +209,22 @@ def _put(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
     _here.undo.append(undo)
 
 
-def _noticed(method: Any, key: Callable[[Any], str]) -> Any:
-    def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+def _noticed(method: Any, key: Callable[[Any], str] | None) -> Any:
+    """``method`` of a group, which enters a meeting, or without a ``key`` of a work, which waits for one."""
+
+    def call(owner: Any, *args: Any, **kwargs: Any) -> Any:
         here = _here
         if threading.get_ident() != here.thread:
-            return method(group, *args, **kwargs)
-        name = key(group)
-        known = here.met.get(name)
-        here.met[name] = (known[0] + 1, known[1]) if known else (1, _ranks(group))
+            return method(owner, *args, **kwargs)
+        if key is not None:
+            name = key(owner)
+            known = here.met.get(name)
+            here.met[name] = (known[0] + 1, known[1]) if known else (1, _ranks(owner))
         here.depth += 1
         if here.watchers:
             here.changed()
         try:
-            return method(group, *args, **kwargs)
-        finally:
-            here.depth -= 1
-            if here.watchers:
-                here.changed()
-
-    return call
-
-
-def _noticed_wait(wait: Any) -> Any:
-    def call(work: Any, *args: Any, **kwargs: Any) -> Any:
-        here = _here
-        if threading.get_ident() != here.thread:
-            return wait(work, *args, **kwargs)
-        here.depth += 1
-        if here.watchers:
-            here.changed()
-        try:
-            return wait(work, *args, **kwargs)
+            return method(owner, *args, **kwargs)
         finally:
             here.depth -= 1
             if here.watchers:
