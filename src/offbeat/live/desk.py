@@ -69,6 +69,7 @@ class Desk:
         self._porter: Porter | None = None
         self._bell: Bell | None = None
         self._hub: Hub | None = None
+        self._connection: socket.socket | None = None  # its owner closes it; without one, as where groups fail, we do
         self._parties: Parties | None = None
         self._first_round = self._wire_bytes = 0
         self._waited_s, self._lost, self._is_over = 0.0, list[int](), False
@@ -208,6 +209,7 @@ class Desk:
             connection = connect(address, port, bytes.fromhex(token_hex), nodes.of(self._board.rank))
         except OSError as error:
             raise self._board.lost("the way to rank 0") from error
+        self._connection = connection
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(min(SWITCH_S, self._switch_s))
         return connection
@@ -278,6 +280,8 @@ class Desk:
         for end in self._ends:
             if end is not None:
                 end.abandon()
+        if self._connection is not None:
+            self._connection.close()
         if self._hub is not None:
             self._hub.abandon()
         for group in self._groups():
