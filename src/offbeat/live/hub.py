@@ -46,7 +46,7 @@ class Word(IntEnum):
     BACK = 9
     STARTED = 10  # how many rounds have started: the answer to "back"
     WHERE = 11  # to a worker that a round waits for: where are you?
-    ELSEWHERE = 12  # whether inside, the number of facts that follow as text
+    ELSEWHERE = 12  # where I am, as text: the answer to "where"
     # Shared weights, and the bell.
     MEET = 13  # whom
     RING = 14  # round, how many must ring
