@@ -22,7 +22,9 @@ from offbeat.vector import Vec
 
 pytestmark = [
     pytest.mark.live,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
+    # A string, which pytest alone evaluates: once asked, CUDA cannot be used after a fork, and workers are forked from a
+    # process that has imported this file.
+    pytest.mark.skipif("not torch.cuda.is_available()", reason="there is no GPU here"),
 ]
 
 SIZE, BATCHES = 3, (9, 0, 12)
