@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import offbeat as ob
-from offbeat.vector import Vec
+from offbeat.tensors.vector import Vec
 
 COMPUTE_S = 0.010
 
@@ -46,7 +46,7 @@ def _rounds_job(rank: int, n: int, repeats: int) -> tuple[list[float], list[floa
     x = torch.ones(n)
     model(x).backward()
     optimizer.step()
-    clerk, g = optimizer._desk.clerk, Vec([torch.ones(n)])
+    clerk, g = optimizer._endpoints.clerk, Vec([torch.ones(n)])
     plain, ours = [], []
     tensor = torch.ones(n)
     for k in range(repeats):

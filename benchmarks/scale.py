@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import offbeat as ob
-from offbeat import draw
+from offbeat.basics import draw
 
 KINDS = {
     "tail": ob.delays.bimodal(1.0, 4.0, 0.02),

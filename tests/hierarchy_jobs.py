@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import offbeat as ob
-from offbeat.effects import Channel, Got, GradMix, Open
-from offbeat.replica import Replica
-from offbeat.rounds import Rules
-from offbeat.trace import Round
+from offbeat.method.effects import Channel, Got, GradMix, Open
+from offbeat.method.replica import Replica
+from offbeat.rounds.rules import Rules
+from offbeat.runs.trace import Round
 
 PAIRS = {
     "first": ob.eager(per_node=2),

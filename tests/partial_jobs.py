@@ -24,10 +24,10 @@ from forge import hear, said, say
 from torch import Tensor, nn
 
 import offbeat as ob
-from offbeat.effects import Channel, Got, Grad, Open
-from offbeat.replica import Replica
-from offbeat.rounds import Rules
-from offbeat.trace import Round
+from offbeat.method.effects import Channel, Got, Grad, Open
+from offbeat.method.replica import Replica
+from offbeat.rounds.rules import Rules
+from offbeat.runs.trace import Round
 
 AT_MOST = 40  # steps of one worker
 BATCHES = (10, 7, 0, 13, 5, 9, 1, 12, 8)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat import codec
+from offbeat.tensors import codec
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 ALL = [codec.bf16(), codec.fp16(), codec.int8(), codec.qsgd(2), codec.qsgd(5), codec.qsgd(8), codec.qsgd(16)]

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import offbeat as ob
-from offbeat.effects import Got, Grad, Next, Offer, Rest
-from offbeat.replica import Replica
-from offbeat.vector import Vec
+from offbeat.method.effects import Got, Grad, Next, Offer, Rest
+from offbeat.method.replica import Replica
+from offbeat.tensors.vector import Vec
 
 AT_MOST = 40  # steps of one worker, so that every sample has a slot
 

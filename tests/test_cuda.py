@@ -17,13 +17,13 @@ from test_twins import CASES
 from torch.nn import functional as F
 
 import offbeat as ob
-from offbeat.live.staging import Staging
-from offbeat.vector import Vec
+from offbeat.live.transport.staging import Staging
+from offbeat.tensors.vector import Vec
 
 pytestmark = [
     pytest.mark.live,
-    # A string, which pytest alone evaluates: once asked, CUDA cannot be used after a fork, and workers are forked from a
-    # process that has imported this file.
+    # A string, which pytest alone evaluates: once asked, CUDA cannot be used after a fork, and workers are forked from
+    # a process that has imported this file.
     pytest.mark.skipif("not torch.cuda.is_available()", reason="there is no GPU here"),
 ]
 

@@ -15,8 +15,8 @@ import torch
 
 import offbeat as ob
 from offbeat.cli.demo import judged
-from offbeat.live.launch import launch_all
-from offbeat.live.worker import Job
+from offbeat.live.job.launch import launch_all
+from offbeat.live.job.worker import Job
 from offbeat.report import folder
 from offbeat.report.table import Record
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import offbeat as ob
-from offbeat.live.worker import Job, take_part
+from offbeat.live.job.worker import Job, take_part
 from offbeat.sim.fleet import Fleet
 
 ALONE = ob.local_sgd(99)  # nobody hears from anybody, so losses depend on one's own draws only

@@ -15,10 +15,13 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import offbeat as ob
-from offbeat import waiting
-from offbeat.live.coordinator import Coordinator, pack, unpack
-from offbeat.live.hub import Frame, Word
-from offbeat.rounds import Elsewhere, Place, Referee, Rules, held
+from offbeat.live.partial.coordinator import Coordinator, pack, unpack
+from offbeat.live.transport.hub import Frame, Word
+from offbeat.rounds import waiting
+from offbeat.rounds.held import Elsewhere, held
+from offbeat.rounds.place import Place
+from offbeat.rounds.referee import Referee
+from offbeat.rounds.rules import Rules
 
 
 def inside(count: int, ranks: tuple[int, ...] = (0, 1, 2)) -> Elsewhere:

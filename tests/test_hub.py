@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from offbeat import waiting
-from offbeat.live.coordinator import Coordinator
-from offbeat.live.hub import HELLO, MOST_STRANGERS, Frame, Hub, Word, connect, read_frame
-from offbeat.rounds import Referee, Rules
+from offbeat.live.partial.coordinator import Coordinator
+from offbeat.live.transport.hub import HELLO, MOST_STRANGERS, Frame, Hub, Word, connect, read_frame
+from offbeat.rounds import waiting
+from offbeat.rounds.referee import Referee
+from offbeat.rounds.rules import Rules
 
 TOKEN = bytes(range(16))
 

@@ -14,52 +14,39 @@ import offbeat as ob
 ROOT = Path(ob.__file__).parent
 FILES = {str(file.relative_to(ROOT)): ast.parse(file.read_text(encoding="utf-8")) for file in ROOT.rglob("*.py")}
 
-VALUES = {
-    "codec",
-    "delays",
-    "draw",
-    "graphs",
-    "layout",
-    "matchings",
-    "merging",
-    "mixing",
-    "nodes",
-    "pacing",
-    "paper",
-    "rotations",
-    "rounds",
-    "slowness",
-    "stopping",
-    "task",
-    "topology",
-    "trace",
-    "trays",
-    "units",
-    "vector",
-    "version",
-    "waiting",
-}
-WORLD = VALUES | {"effects", "replica", "strategy"}
-
-# What a file may import of ours, by the first part of its path. `offbeat` is the public face: everything meets there.
+# The rooms, each with those it may look into; nothing imports upwards. A room is a folder, or a file beside them.
+VALUES = {"basics", "delays", "runs", "tensors", "topology", "rounds"}
+WORLD = VALUES | {"method", "tasks"}
 MAY_IMPORT = {
-    **dict.fromkeys(VALUES, VALUES),
-    "effects": VALUES,
-    "replica": VALUES | {"effects"},
-    "strategy": VALUES | {"effects", "replica"},
-    "strategies": WORLD | {"strategies"},
-    "tasks": VALUES | {"tasks"},
-    "sim": WORLD | {"sim"},
-    "live": WORLD | {"live"},
-    "report": {"trace", "paper", "units", "slowness", "version", "report"},
-    "cli": WORLD | {"cli", "strategies", "tasks", "sim", "live", "report"},
-    "__init__": WORLD | {"strategies", "tasks", "sim", "live"},
+    "basics": set[str](),
+    "tensors": {"basics"},
+    "topology": {"basics"},
+    "delays": {"basics"},
+    "runs": {"basics", "topology"},
+    "tasks": {"basics"},
+    "rounds": {"basics", "tensors", "topology"},
+    "method": {"basics", "tensors", "topology", "rounds"},
+    "strategies": {"basics", "tensors", "topology", "rounds", "method"},
+    "sim": WORLD,
+    "live": WORLD,
+    "report": {"basics", "runs", "method"},
+    "cli": WORLD | {"strategies", "sim", "live", "report"},
+    "__init__": WORLD | {"strategies", "sim", "live"},
     "__main__": {"cli"},
 }
+# Inside the live world: from the wire up to whole jobs.
+LIVE = ["transport", "partial", "attached", "job"]
+# No clock, no network, no thread, no process: a property of these rooms, whatever is put into them.
+PURE = {*VALUES, "method", "strategies", "tasks"}
 
 # The environment says which rank this process is (RANK, WORLD_SIZE, MASTER_ADDR), and is handed to the processes that
 # are started. Everything else is an argument.
-READS_ENVIRONMENT = ("cli/", "live/__init__.py", "live/worker.py", "live/hub.py", "live/launch.py")
+READS_ENVIRONMENT = (
+    "cli/",
+    "live/attached/attach.py",
+    "live/transport/hub.py",
+    "live/job/",
+)
 
 
 def layer(file: str) -> str:
@@ -93,9 +80,8 @@ def test_a_file_imports_only_what_its_layer_may(file: str) -> None:
 
 
 def test_the_imports_of_this_test_are_read_right() -> None:
-    assert {"effects", "replica", "strategy"} <= ours("strategies/local_sgd.py")
-    assert "draw" in ours("codec.py")  # a relative import
-    assert "torch.distributed" in set(imported("live/group.py"))
+    assert {"method", "topology"} <= ours("strategies/local_sgd.py")
+    assert "torch.distributed" in set(imported("live/transport/group.py"))
 
 
 @pytest.mark.parametrize("file", sorted(file for file in FILES if layer(file) != "live"))
@@ -106,8 +92,17 @@ def test_only_the_live_world_knows_threads_and_processes(file: str) -> None:
     assert not [name for name in mentions if name.startswith("torch.distributed")]
 
 
-@pytest.mark.parametrize("file", sorted(file for file in FILES if layer(file) in VALUES | {"effects", "strategies"}))
-def test_values_and_strategies_know_no_clock_and_no_network(file: str) -> None:
+@pytest.mark.parametrize("file", sorted(file for file in FILES if file.startswith("live/")))
+def test_in_the_live_world_nothing_imports_upwards(file: str) -> None:
+    parts = Path(file).parts
+    if len(parts) < 3:  # the face of the folder
+        return
+    rooms = {name.split(".")[2] for name in imported(file) if name.startswith("offbeat.live.")}
+    assert rooms <= set(LIVE[: LIVE.index(parts[1]) + 1])
+
+
+@pytest.mark.parametrize("file", sorted(file for file in FILES if layer(file) in PURE))
+def test_pure_rooms_know_no_clock_and_no_network(file: str) -> None:
     assert not {name.split(".")[0] for name in imported(file)} & {"time", "socket", "subprocess", "simpy"}
 
 

@@ -18,7 +18,7 @@ from torch.nn.functional import mse_loss
 
 import offbeat as ob
 from offbeat.cli import main
-from offbeat.live.launch import launch
+from offbeat.live.job.launch import launch
 
 pytestmark = pytest.mark.live
 

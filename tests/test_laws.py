@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import offbeat as ob
-from offbeat import matchings, topology
+from offbeat import topology
+from offbeat.topology import matchings
 
 LR, MOMENTUM, DIMENSION = 0.05, 0.5, 7
 PLAIN = ob.tasks.regression(dimension=DIMENSION, batch=4, noise=1.0, lr=LR)

@@ -6,7 +6,8 @@ import random
 import numpy as np
 import pytest
 
-from offbeat import matchings, topology
+from offbeat import topology
+from offbeat.topology import matchings
 
 GRAPHS = ["ring", "complete", "exponential", "grid", "torus", "hypercube"]
 

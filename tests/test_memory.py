@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import offbeat as ob
-from offbeat.effects import Grad, Mix
-from offbeat.replica import Replica
+from offbeat.method.effects import Grad, Mix
+from offbeat.method.replica import Replica
+from offbeat.method.strategy import Strategy
 from offbeat.sim import Deadlock
-from offbeat.strategy import Strategy
 from offbeat.topology import Mixing
 
 TASK = ob.tasks.digits(batch=4, hidden=6)
@@ -32,12 +32,17 @@ HOW = {
 }
 
 
+HOMES = ("offbeat.sim", "offbeat.method.replica", "simpy")
+
+
 def alive() -> Counter[str]:
     """Tensors, and objects of the simulator, that were made since ``nobody_collects`` began."""
     found = Counter[str]()
     for thing in gc.get_objects():
         kind, home = type(thing), str(type(thing).__module__)
-        if kind in (torch.Tensor, torch.nn.Parameter) or home.startswith(("offbeat.sim", "offbeat.replica", "simpy")):
+        if kind in (torch.Tensor, torch.nn.Parameter) or home.startswith(
+            ("offbeat.sim", "offbeat.method.replica", "simpy")
+        ):
             found[f"{home}.{kind.__qualname__}"] += 1
     return found
 

@@ -12,8 +12,8 @@ from attach_jobs import PATIENCE_S, flat, net, sgd
 from forge import Job
 
 import offbeat as ob
-from offbeat.live import gpus
-from offbeat.live.gpus import Equipment, nccl_fits
+from offbeat.live.transport import gpus
+from offbeat.live.transport.gpus import Equipment, nccl_fits
 
 
 def on(*each: tuple[str, ...], backend: str | None = "nccl") -> list[Equipment]:

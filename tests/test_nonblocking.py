@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import offbeat as ob
-from offbeat.effects import Batch, Done, Next
-from offbeat.stopping import (
+from offbeat.method.effects import Batch, Done, Next
+from offbeat.rounds.micro import (
     MOST_PIECES,
-    Rest,
+    Leftover,
     Stop,
     adapted_micro,
     cuts,
@@ -103,7 +103,7 @@ def test_a_cost_that_is_no_cost_is_refused(bad):
 
 @given(st.integers(1, 60), st.lists(st.integers(1, 20), min_size=1, max_size=60), st.booleans())
 def test_however_the_number_of_pieces_changes_a_batch_is_handed_out_once_and_in_order(rows, micros, by_cost):
-    rest, seen = Rest(rows, [float(k % 3 + 1) for k in range(rows)] if by_cost else None), []
+    rest, seen = Leftover(rows, [float(k % 3 + 1) for k in range(rows)] if by_cost else None), []
     for micro in itertools.cycle(micros):
         left = rest.pieces(micro)
         lo, hi = rest.first(micro)
@@ -116,10 +116,10 @@ def test_however_the_number_of_pieces_changes_a_batch_is_handed_out_once_and_in_
 
 
 def test_a_batch_of_few_samples_makes_a_round_by_itself():
-    assert quota([Rest(3), Rest(64)], 8) == 3
-    assert quota([Rest(64)], 8) == 8
+    assert quota([Leftover(3), Leftover(64)], 8) == 3
+    assert quota([Leftover(64)], 8) == 8
     assert quota([], 8) == 0
-    assert pieces([Rest(3), Rest(64)], 8) == 11
+    assert pieces([Leftover(3), Leftover(64)], 8) == 11
 
 
 # When to stop.
@@ -528,8 +528,8 @@ def test_a_bell_that_arrives_late_stops_neither_its_own_round_nor_the_next():
 
 
 def test_the_ear_keeps_the_latest_round_and_the_hand_rings_once_a_round():
-    from offbeat.live.bell import Bell
-    from offbeat.live.hub import Frame, Word, read_frame
+    from offbeat.live.partial.bell import Bell
+    from offbeat.live.transport.hub import Frame, Word, read_frame
 
     class Board:
         rank = 3

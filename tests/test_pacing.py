@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.pacing import Pace, adapted, sampled, sampling_steps
+from offbeat.rounds.pacing import Pace, adapted, sampled, sampling_steps
 
 sizes = st.floats(0, 1e6)
 

@@ -16,10 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from offbeat import waiting
-from offbeat.rounds import Place, Referee, Rules
-from offbeat.trays import Piece, Snapshot, Tray
-from offbeat.vector import Vec
+from offbeat.rounds import waiting
+from offbeat.rounds.place import Place
+from offbeat.rounds.referee import Referee
+from offbeat.rounds.rules import Rules
+from offbeat.rounds.tray import Deposit, Snapshot, Tray
+from offbeat.tensors.vector import Vec
 
 
 def vec(*numbers: float) -> Vec:
@@ -41,7 +43,7 @@ class TrayMachine(RuleBasedStateMachine):
     @rule()
     def deposit(self) -> None:
         x = vec(2.0**self.made)
-        self.tray.deposit(x, Piece(self.made, 0))
+        self.tray.deposit(x, Deposit(self.made, 0))
         x.zero_()  # what is done to a vector after its deposit does not travel
         self.made += 1
 
@@ -73,7 +75,7 @@ class DroppingTrayMachine(TrayMachine):
 
     @rule()
     def discard(self) -> None:
-        self.tray.discard(Piece(self.made, 0))
+        self.tray.discard(Deposit(self.made, 0))
         self.made += 1
 
 
@@ -86,9 +88,9 @@ TestDroppingTray = DroppingTrayMachine.TestCase
 
 def test_weights_stay_in_their_tray_and_newer_ones_take_their_place():
     tray = Tray("last")
-    tray.deposit(vec(1.0), Piece(0, 0))
+    tray.deposit(vec(1.0), Deposit(0, 0))
     before = tray.snapshot(0, True)
-    tray.deposit(vec(5.0), Piece(1, 1))
+    tray.deposit(vec(5.0), Deposit(1, 1))
     after = tray.snapshot(2, False)
     tray.put_back(after)
     assert (before.value.item(), after.value.item(), tray.snapshot(3, False).value.item()) == (1.0, 5.0, 5.0)
@@ -97,11 +99,11 @@ def test_weights_stay_in_their_tray_and_newer_ones_take_their_place():
 
 
 def test_a_piece_is_fresh_when_it_was_begun_with_every_result_there_was():
-    shot = Snapshot(vec(0.0), (Piece(4, 5), Piece(5, 7)), 2)
+    shot = Snapshot(vec(0.0), (Deposit(4, 5), Deposit(5, 7)), 2)
     assert [shot.fresh(v, "current") for v in (5, 6, 7)] == [True, False, True]
     assert [shot.fresh(v, "every_step") for v in (4, 5, 7)] == [True, True, False]
     assert shot.staleness(7) == 2
-    assert not Snapshot(vec(0.0), (Piece(-1, 0),), 1).fresh(0, "current")
+    assert not Snapshot(vec(0.0), (Deposit(-1, 0),), 1).fresh(0, "current")
     assert Snapshot(None, (), 0).staleness(3) is None
 
 
@@ -155,7 +157,7 @@ class Table:
         self.started: list[tuple[int, frozenset[int]]] = []  # round, who had come to it with fresh work
         for rank in range(self.size):
             if rules.absent == "last":
-                self.trays[rank].deposit(vec(0.0), Piece(-1, 0))
+                self.trays[rank].deposit(vec(0.0), Deposit(-1, 0))
             if steps[rank] == 0:
                 self._go_on(rank, begin=True)
 
@@ -192,7 +194,7 @@ class Table:
 
     def _arrive(self, rank: int) -> None:
         place, step = self.places[rank], self.step[rank]
-        piece, position = Piece(step, place.base), place.arrive(step)
+        piece, position = Deposit(step, place.base), place.arrive(step)
         self.deposited.append((rank, step))
         if position is None and self.rules.absent == "drop":
             self.trays[rank].discard(piece)
@@ -225,7 +227,7 @@ class Table:
         place = self.places[rank]
         place.taken = place.base = place.results
         if self.rules.absent == "last":
-            self.trays[rank].deposit(vec(0.0), Piece(-1, place.taken))
+            self.trays[rank].deposit(vec(0.0), Deposit(-1, place.taken))
             self._begun(self.referee.renewed(rank, place.taken))
 
     def _begun(self, versions: list[int]) -> None:

@@ -25,10 +25,10 @@ from methods import CHOICES, a_method, settings_of
 from torch import Tensor, nn
 
 import offbeat as ob
-from offbeat import draw
-from offbeat.effects import Batch, Done
-from offbeat.replica import Replica
-from offbeat.strategy import Strategy
+from offbeat.basics import draw
+from offbeat.method.effects import Batch, Done
+from offbeat.method.replica import Replica
+from offbeat.method.strategy import Strategy
 
 EXAMPLES = 4 * (50 if os.environ.get("OFFBEAT_STRESS") == "full" else 1)  # for each setting of a method
 STEPS, ROWS = 26, 4  # of one worker, and of a batch, at most: so many samples have a slot

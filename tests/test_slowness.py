@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.slowness import in_words, late_workers
+from offbeat.runs.slowness import in_words, late_workers
 
 
 def even(steps: int, seconds: float = 0.1) -> list[float]:

@@ -16,12 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import offbeat as ob
-from offbeat import matchings, topology
-from offbeat.effects import Begin, Finish, Grad, GradMix, Mix, Next, Ticket, Turn
-from offbeat.merging import coded, mean, weighted
-from offbeat.replica import Replica
-from offbeat.strategy import Strategy
-from offbeat.vector import Vec
+from offbeat import topology
+from offbeat.method.effects import Begin, Finish, Grad, GradMix, Mix, Next, Ticket, Turn
+from offbeat.method.replica import Replica
+from offbeat.method.strategy import Strategy
+from offbeat.tensors.sums import coded, mean, weighted
+from offbeat.tensors.vector import Vec
+from offbeat.topology import matchings
 
 TASK = ob.tasks.regression(dimension=5, batch=2)
 EDGES = [(0, 1)]

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from offbeat.task import Task
 from offbeat.tasks import TASKS, digits, named, optimum, regression
+from offbeat.tasks.task import Task
 
 RANKS = st.integers(0, 2000)
 STEPS = st.integers(0, 10**6)
@@ -111,7 +111,7 @@ def test_building_a_model_leaves_the_generator_of_a_gpu_untouched(device: str) -
     script = f"""
 import torch
 from torch import nn
-from offbeat.task import Task
+from offbeat.tasks.task import Task
 task = Task(lambda: nn.Linear(3, 1, device="{device}"), nn.functional.mse_loss, lambda r, t: (), lambda p: None)
 torch.manual_seed(5)
 first = task.build(3).weight

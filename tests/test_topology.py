@@ -5,7 +5,8 @@ import pickle
 import numpy as np
 import pytest
 
-from offbeat import draw, topology
+from offbeat import topology
+from offbeat.basics import draw
 from offbeat.topology import Mixing
 
 SIZES = range(1, 34)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat import units
+from offbeat.basics import units
 
 SAID = [
     (units.parse_seconds, "320ms", 0.32),

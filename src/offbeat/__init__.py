@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from offbeat import codec, delays, tasks, topology, waiting
+from offbeat import delays, tasks, topology
+from offbeat.basics.version import __version__
 from offbeat.live import Attached, ConfigMismatch, OffbeatError, PeerFailed, attach, init
+from offbeat.method.strategy import Strategy
+from offbeat.rounds import waiting
 from offbeat.sim import Network, Run, simulate
 from offbeat.strategies import (
     STRATEGIES,
@@ -23,9 +26,8 @@ from offbeat.strategies import (
     strategy,
     wagma,
 )
-from offbeat.strategy import Strategy
-from offbeat.task import Task
-from offbeat.version import __version__
+from offbeat.tasks.task import Task
+from offbeat.tensors import codec
 
 __all__ = [
     "STRATEGIES",

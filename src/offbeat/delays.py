@@ -22,7 +22,7 @@ from functools import lru_cache
 from statistics import NormalDist
 from typing import TypeAlias
 
-from . import draw
+from offbeat.basics import draw
 
 _STANDARD = NormalDist()
 
@@ -268,7 +268,7 @@ class Uniform(Distribution):
 
 
 @dataclass(frozen=True)
-class Trace(Distribution):
+class Table(Distribution):
     """Measured seconds, ``table[step][rank]``. Steps and ranks beyond the table begin again at its start."""
 
     table: tuple[tuple[float, ...], ...] = field(repr=False)
@@ -289,9 +289,9 @@ class Trace(Distribution):
         return f"a trace of {len(self.table)} steps"
 
 
-def trace(table: Sequence[Sequence[float]]) -> Trace:
+def trace(table: Sequence[Sequence[float]]) -> Table:
     """Seconds as they were measured: ``table[step][rank]``, wrapping round at both ends."""
-    return Trace(tuple(tuple(float(seconds) for seconds in row) for row in table))
+    return Table(tuple(tuple(float(seconds) for seconds in row) for row in table))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from offbeat.basics.version import __version__
 from offbeat.cli.demo import demo
 from offbeat.cli.methods import cite, list_methods
 from offbeat.cli.output import COMMAND
@@ -17,7 +18,6 @@ from offbeat.cli.report import report
 from offbeat.cli.running import compare, simulate, train
 from offbeat.live import OffbeatError
 from offbeat.sim import Deadlock
-from offbeat.version import __version__
 
 __all__ = ["app", "main"]
 

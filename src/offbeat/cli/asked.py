@@ -40,7 +40,7 @@ from offbeat.cli.options import (
 )
 from offbeat.cli.output import Outputs
 from offbeat.cli.settings import read_strategy
-from offbeat.strategy import Strategy
+from offbeat.method.strategy import Strategy
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,16 @@ from rich.console import Console
 from rich.text import Text
 
 from offbeat import delays, tasks
+from offbeat.basics.units import format_seconds
 from offbeat.cli.options import Json, Seed, TraceFile, check_count
 from offbeat.cli.output import Outputs, show, show_slow
 from offbeat.cli.screen import screen
 from offbeat.cli.settings import label, plain_settings, read_strategy
-from offbeat.live.launch import LiveRun, launch_all
-from offbeat.live.worker import Job
+from offbeat.live.job.launch import LiveRun, launch_all
+from offbeat.live.job.worker import Job
+from offbeat.method.strategy import Strategy
 from offbeat.report.folder import Recording
 from offbeat.report.table import Record
-from offbeat.strategy import Strategy
-from offbeat.units import format_seconds
 
 METHODS: tuple[str, ...] = ("adaptive", "dasgd", "eager:wait=0.5", "wagma:merge=correct", "nonblocking:scale_lr=true")
 WORKERS, STEPS = 4, 100

@@ -14,7 +14,7 @@ from rich.text import Text
 from offbeat.cli.options import Json, check_json
 from offbeat.cli.output import write_json
 from offbeat.cli.settings import defaults, plain, shown
-from offbeat.paper import Paper
+from offbeat.method.paper import Paper
 from offbeat.strategies import STRATEGIES, strategy
 
 

@@ -12,10 +12,10 @@ from typing import Annotated, TypeVar
 import typer
 
 from offbeat import delays, tasks
+from offbeat.basics.units import format_count, format_rate, format_seconds, parse_count, parse_rate, parse_seconds
 from offbeat.delays import Seconds
 from offbeat.sim import Network
-from offbeat.task import Task
-from offbeat.units import format_count, format_rate, format_seconds, parse_count, parse_rate, parse_seconds
+from offbeat.tasks.task import Task
 
 T = TypeVar("T")
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from offbeat.basics.version import __version__
 from offbeat.cli.options import check_file, check_json, check_report
 from offbeat.report import folder, page, perfetto
 from offbeat.report.folder import Recording, Story
 from offbeat.report.table import Record, runs_table
-from offbeat.version import __version__
 
 COMMAND: ContextVar[str] = ContextVar("COMMAND", default="offbeat")
 

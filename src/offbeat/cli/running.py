@@ -16,13 +16,13 @@ from offbeat.cli.options import Scene, StrategyName
 from offbeat.cli.output import Outputs, show, show_slow
 from offbeat.cli.progress import Meter, meters
 from offbeat.cli.settings import label, plain_settings, read_strategy
-from offbeat.live.launch import launch
-from offbeat.live.worker import Job, LiveRun, joined, take_part
+from offbeat.live.job.launch import launch
+from offbeat.live.job.worker import Job, LiveRun, joined, take_part
+from offbeat.method.strategy import Strategy
 from offbeat.report.folder import Recording
 from offbeat.report.table import Record
 from offbeat.sim import Run
 from offbeat.sim import simulate as run_simulation
-from offbeat.strategy import Strategy
 
 USUAL = ("allreduce", "local_sgd", "adaptive", "dasgd")
 

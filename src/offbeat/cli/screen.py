@@ -12,9 +12,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from offbeat.live.diary import Status
+from offbeat.live.job.steplog import Status
 from offbeat.report.table import Record, runs_table
-from offbeat.trace import Doing
+from offbeat.runs.trace import Doing
 
 SHOWN: dict[Doing, tuple[str, str]] = {
     "compute": ("computing", "bright_blue"),

@@ -9,9 +9,9 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from offbeat import codec
+from offbeat.method.strategy import Strategy
 from offbeat.strategies import STRATEGIES, strategy
-from offbeat.strategy import Strategy
+from offbeat.tensors import codec
 
 _YES, _NO = ("true", "yes", "on"), ("false", "no", "off")
 

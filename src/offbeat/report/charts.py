@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from offbeat.report.folder import Recording
-from offbeat.trace import Point
+from offbeat.runs.trace import Point
 
 Figure = Any  # plotly is an extra, and has no types of its own
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from offbeat.basics.version import __version__
 from offbeat.report.table import Record
-from offbeat.trace import DOINGS, Point, Round, Span, Trace
-from offbeat.version import __version__
+from offbeat.runs.trace import DOINGS, Point, Round, Span, Trace
 
 FORMAT = 1
 MICRO = 1e6  # times are whole microseconds in the files

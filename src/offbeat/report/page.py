@@ -12,7 +12,7 @@ from offbeat.report import charts
 from offbeat.report.folder import Recording, Story
 from offbeat.report.table import cells, header
 from offbeat.report.timeline import lanes
-from offbeat.slowness import in_words
+from offbeat.runs.slowness import in_words
 
 
 def html(story: Story) -> str:

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from offbeat.basics.version import __version__
 from offbeat.report.folder import Recording
-from offbeat.trace import Round
-from offbeat.version import __version__
+from offbeat.runs.trace import Round
 
 Event = dict[str, Any]
 

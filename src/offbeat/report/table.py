@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from offbeat.units import format_bytes
+from offbeat.basics.units import format_bytes
 
 __all__ = ["Record", "cells", "header", "runs_table"]
 

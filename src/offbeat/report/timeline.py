@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from offbeat.report.folder import Recording
-from offbeat.trace import DOINGS, Round, Span
+from offbeat.runs.trace import DOINGS, Round, Span
 
 MOST_SPANS = 150_000  # of all runs together: about 4 MB of the page
 MOST_ROUNDS = 6_000

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from offbeat import delays as delays_
-from offbeat import draw
+from offbeat.basics import draw
 from offbeat.delays import Seconds
-from offbeat.merging import mean
-from offbeat.replica import Replica
+from offbeat.method.replica import Replica
+from offbeat.method.strategy import Strategy
+from offbeat.runs.trace import Trace
 from offbeat.sim.fleet import Fleet
 from offbeat.sim.network import Network
 from offbeat.sim.observing import Observer
 from offbeat.sim.world import Deadlock, World
-from offbeat.strategy import Strategy
-from offbeat.task import Task
-from offbeat.trace import Trace
-from offbeat.vector import Vec
+from offbeat.tasks.task import Task
+from offbeat.tensors.sums import mean
+from offbeat.tensors.vector import Vec
 
 __all__ = ["Deadlock", "Network", "Run", "simulate"]
 

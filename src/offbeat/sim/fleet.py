@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from offbeat import draw
-from offbeat.layout import Layout
-from offbeat.task import Task
-from offbeat.vector import Vec
+from offbeat.basics import draw
+from offbeat.tasks.task import Task
+from offbeat.tensors.layout import Layout
+from offbeat.tensors.vector import Vec
 
 Key = tuple[int, int, int]  # rank, batch, first row: what a model draws depends on these
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from offbeat.replica import Replica
+from offbeat.method.replica import Replica
+from offbeat.runs.trace import Point, Trace
 from offbeat.sim.fleet import Fleet
-from offbeat.sim.micro import Piece
-from offbeat.trace import Point, Trace
-from offbeat.vector import Vec
+from offbeat.sim.streams import Piece
+from offbeat.tensors.vector import Vec
 
 LOOKS = 100
 

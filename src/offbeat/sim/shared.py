@@ -12,12 +12,12 @@ from functools import partial
 
 import simpy
 
-from offbeat.merging import wire_bytes
-from offbeat.replica import Replica
-from offbeat.sim.exchange import Pending
+from offbeat.method.replica import Replica
+from offbeat.runs.trace import Round, Trace
+from offbeat.sim.exchanges import Pending
 from offbeat.sim.network import Network
-from offbeat.trace import Round, Trace
-from offbeat.vector import Vec
+from offbeat.tensors.sums import wire_bytes
+from offbeat.tensors.vector import Vec
 
 
 class Shared:

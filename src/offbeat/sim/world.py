@@ -15,7 +15,7 @@ from typing import Any
 
 import simpy
 
-from offbeat.effects import (
+from offbeat.method.effects import (
     Add,
     Batch,
     Begin,
@@ -37,16 +37,16 @@ from offbeat.effects import (
     not_ours,
     only_ours,
 )
-from offbeat.nodes import Nodes
-from offbeat.replica import Replica
-from offbeat.sim.exchange import Exchanges, Pending
-from offbeat.sim.micro import MicroBatches, Piece
+from offbeat.method.replica import Replica
+from offbeat.runs.trace import Trace
+from offbeat.sim.channels import Partial
+from offbeat.sim.exchanges import Exchanges, Pending
+from offbeat.sim.leaders import NodesPartial
 from offbeat.sim.network import Network
-from offbeat.sim.nodes import NodesPartial
-from offbeat.sim.partial import Partial
 from offbeat.sim.shared import Shared
-from offbeat.trace import Trace
-from offbeat.vector import Vec
+from offbeat.sim.streams import Piece, Streams
+from offbeat.tensors.vector import Vec
+from offbeat.topology.hierarchy import Nodes
 
 Seconds = Callable[[int, int], float]
 
@@ -123,7 +123,7 @@ class World:
         self.wait_s = [0.0] * len(replicas)
         self.exchanges = Exchanges(self.env, network, trace, self._arrived)
         self.partials: dict[str, Partial | NodesPartial] = {}
-        self._micro = MicroBatches(self.env, network, compute_s, delay_s, trace, len(replicas), rows, union)
+        self._micro = Streams(self.env, network, compute_s, delay_s, trace, len(replicas), rows, union)
         self.shared = Shared(self.env, network, trace, self._arrived)
         self._network = network
         self._more, self._compute_s, self._delay_s = more, compute_s, delay_s

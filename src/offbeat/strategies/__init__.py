@@ -6,7 +6,8 @@ import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from offbeat.paper import Paper
+from offbeat.method.paper import Paper
+from offbeat.method.strategy import Strategy
 from offbeat.strategies import ad_psgd as _ad_psgd
 from offbeat.strategies import adaptive as _adaptive
 from offbeat.strategies import allreduce as _allreduce
@@ -35,7 +36,6 @@ from offbeat.strategies.nonblocking import nonblocking
 from offbeat.strategies.qsgd import qsgd
 from offbeat.strategies.sgp import sgp
 from offbeat.strategies.wagma import wagma
-from offbeat.strategy import Strategy
 
 
 @dataclass(frozen=True)

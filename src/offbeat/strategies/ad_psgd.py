@@ -14,11 +14,12 @@ Not to be confused with ``adaptive`` (ADPSGD).
 
 from __future__ import annotations
 
-from offbeat import draw, topology
-from offbeat.effects import Add, Begin, Finish, Grad, Meet, Retire, Share
-from offbeat.paper import Axes, Paper
-from offbeat.replica import Replica
-from offbeat.strategy import Strategy
+from offbeat import topology
+from offbeat.basics import draw
+from offbeat.method.effects import Add, Begin, Finish, Grad, Meet, Retire, Share
+from offbeat.method.paper import Axes, Paper
+from offbeat.method.replica import Replica
+from offbeat.method.strategy import Strategy
 
 PAPER = Paper(
     name="ad_psgd",

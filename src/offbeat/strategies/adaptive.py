@@ -17,15 +17,16 @@ the workers' mean, so that workers whose schedulers have come to different point
 
 from __future__ import annotations
 
-from offbeat import pacing, topology
-from offbeat.codec import Codec
-from offbeat.effects import Grad, Mix
-from offbeat.pacing import Pace
-from offbeat.paper import Axes, Paper
-from offbeat.replica import Replica
+from offbeat import topology
+from offbeat.method.effects import Grad, Mix
+from offbeat.method.paper import Axes, Paper
+from offbeat.method.replica import Replica
+from offbeat.method.strategy import Strategy, between, whole
+from offbeat.rounds import pacing
+from offbeat.rounds.pacing import Pace
 from offbeat.strategies.averaging import Averager
-from offbeat.strategy import Strategy, between, whole
-from offbeat.vector import pack, scalar, unpack
+from offbeat.tensors.codec import Codec
+from offbeat.tensors.vector import pack, scalar, unpack
 
 PAPER = Paper(
     name="adaptive",

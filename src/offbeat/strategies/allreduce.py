@@ -11,10 +11,10 @@ process with a batch P times as large.
 from __future__ import annotations
 
 from offbeat import topology
-from offbeat.effects import GradMix
-from offbeat.paper import Axes, Paper
-from offbeat.replica import Replica
-from offbeat.strategy import Strategy
+from offbeat.method.effects import GradMix
+from offbeat.method.paper import Axes, Paper
+from offbeat.method.replica import Replica
+from offbeat.method.strategy import Strategy
 
 PAPER = Paper(
     name="allreduce",

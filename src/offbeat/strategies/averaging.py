@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from offbeat import topology
-from offbeat.codec import Codec, sent_to
-from offbeat.effects import Begin, Finish, Mix, Ticket
-from offbeat.replica import Replica
+from offbeat.method.effects import Begin, Finish, Mix, Ticket
+from offbeat.method.replica import Replica
+from offbeat.tensors.codec import Codec, sent_to
+from offbeat.tensors.vector import Vec
 from offbeat.topology import Edge, Mixing
-from offbeat.vector import Vec
 
 
 class Averager:

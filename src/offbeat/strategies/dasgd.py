@@ -19,12 +19,12 @@ from __future__ import annotations
 from typing import Literal
 
 from offbeat import topology
-from offbeat.codec import Codec, sent_to
-from offbeat.effects import Grad
-from offbeat.paper import Axes, Paper
-from offbeat.replica import Replica
+from offbeat.method.effects import Grad
+from offbeat.method.paper import Axes, Paper
+from offbeat.method.replica import Replica
+from offbeat.method.strategy import Strategy, between, whole
 from offbeat.strategies.averaging import Underway
-from offbeat.strategy import Strategy, between, whole
+from offbeat.tensors.codec import Codec, sent_to
 
 PAPER = Paper(
     name="dasgd",

@@ -20,12 +20,12 @@ BatchNorm statistics stay with their worker until the closing average.
 from __future__ import annotations
 
 from offbeat import topology
-from offbeat.codec import Codec
-from offbeat.effects import Grad
-from offbeat.paper import Axes, Paper
-from offbeat.replica import Replica
+from offbeat.method.effects import Grad
+from offbeat.method.paper import Axes, Paper
+from offbeat.method.replica import Replica
+from offbeat.method.strategy import Strategy, between, whole
 from offbeat.strategies.averaging import Underway
-from offbeat.strategy import Strategy, between, whole
+from offbeat.tensors.codec import Codec
 
 PAPER = Paper(
     name="diloco",

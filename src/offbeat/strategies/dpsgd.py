@@ -20,12 +20,12 @@ from collections.abc import Iterable
 from typing import Literal
 
 from offbeat import topology
-from offbeat.codec import Codec
-from offbeat.effects import Begin, Finish, Grad
-from offbeat.paper import Axes, Paper
-from offbeat.replica import Replica
+from offbeat.method.effects import Begin, Finish, Grad
+from offbeat.method.paper import Axes, Paper
+from offbeat.method.replica import Replica
+from offbeat.method.strategy import Strategy
 from offbeat.strategies.averaging import Gossip, named
-from offbeat.strategy import Strategy
+from offbeat.tensors.codec import Codec
 from offbeat.topology import Edge
 
 PAPER = Paper(

@@ -12,12 +12,12 @@ weights would swallow what was learned.
 from __future__ import annotations
 
 from offbeat import topology
-from offbeat.codec import Codec
-from offbeat.effects import Grad
-from offbeat.paper import Axes, Paper
-from offbeat.replica import Replica
+from offbeat.method.effects import Grad
+from offbeat.method.paper import Axes, Paper
+from offbeat.method.replica import Replica
+from offbeat.method.strategy import Strategy, whole
 from offbeat.strategies.averaging import Averager
-from offbeat.strategy import Strategy, whole
+from offbeat.tensors.codec import Codec
 
 PAPER = Paper(
     name="local_sgd",

@@ -3,7 +3,7 @@ ones more often.
 
 In a matching everybody talks to one other at most. Matching j is on with probability p_j (drawn alike on all workers),
 and x ← W_k (x − γ g) with W_k = I − α Σ_j B_j L_j. The p_j make the expected graph as well connected as the budget
-allows (largest λ₂ of Σ p_j L_j), and α makes the replicas draw together fastest (see ``offbeat.matchings``).
+allows (largest λ₂ of Σ p_j L_j), and α makes the replicas draw together fastest (see ``offbeat.topology.matchings``).
 
 *When it helps*: a sparse, uneven graph and a thin network: with a budget of 0.5 half the messages are sent, and
 bridges are kept while dense regions are thinned out.
@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from offbeat import matchings, topology
-from offbeat.codec import Codec
-from offbeat.effects import Grad
-from offbeat.paper import Axes, Paper
-from offbeat.replica import Replica
+from offbeat import topology
+from offbeat.method.effects import Grad
+from offbeat.method.paper import Axes, Paper
+from offbeat.method.replica import Replica
+from offbeat.method.strategy import Strategy, between
 from offbeat.strategies.averaging import Gossip, named
-from offbeat.strategy import Strategy, between
-from offbeat.topology import Edge
+from offbeat.tensors.codec import Codec
+from offbeat.topology import Edge, matchings
 
 PAPER = Paper(
     name="matcha",

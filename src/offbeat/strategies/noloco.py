@@ -16,11 +16,11 @@ between pipeline stages is not part of this.
 from __future__ import annotations
 
 from offbeat import topology
-from offbeat.effects import Grad, Mix
-from offbeat.paper import Axes, Paper
-from offbeat.replica import Replica
-from offbeat.strategy import Strategy, between, whole
-from offbeat.vector import pack, unpack
+from offbeat.method.effects import Grad, Mix
+from offbeat.method.paper import Axes, Paper
+from offbeat.method.replica import Replica
+from offbeat.method.strategy import Strategy, between, whole
+from offbeat.tensors.vector import pack, unpack
 
 PAPER = Paper(
     name="noloco",

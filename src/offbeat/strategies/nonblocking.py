@@ -22,16 +22,16 @@ from typing import Literal
 
 import torch
 
-from offbeat import matchings, topology
-from offbeat.codec import Codec
-from offbeat.effects import Batch, Done, Mix
-from offbeat.paper import Axes, Paper
-from offbeat.replica import Replica
-from offbeat.stopping import ROUNDS_TO_ADAPT, USUAL_PIECES, Stop, Weighting, adapted_micro, learned_deadline_s
+from offbeat import topology
+from offbeat.method.effects import Batch, Done, Mix
+from offbeat.method.paper import Axes, Paper
+from offbeat.method.replica import Replica
+from offbeat.method.strategy import Strategy, between, one_of, whole
+from offbeat.rounds.micro import ROUNDS_TO_ADAPT, USUAL_PIECES, Stop, Weighting, adapted_micro, learned_deadline_s
 from offbeat.strategies.averaging import Gossip, Underway, named
-from offbeat.strategy import Strategy, between, one_of, whole
-from offbeat.topology import Edge, Mixing
-from offbeat.vector import Vec, pack, unpack
+from offbeat.tensors.codec import Codec
+from offbeat.tensors.vector import Vec, pack, unpack
+from offbeat.topology import Edge, Mixing, matchings
 
 PAPER = Paper(
     name="nonblocking",

@@ -16,11 +16,12 @@ but for a worker alone.
 
 from __future__ import annotations
 
-from offbeat import codec, topology
-from offbeat.effects import GradMix
-from offbeat.paper import Axes, Paper
-from offbeat.replica import Replica
-from offbeat.strategy import Strategy, whole
+from offbeat import topology
+from offbeat.method.effects import GradMix
+from offbeat.method.paper import Axes, Paper
+from offbeat.method.replica import Replica
+from offbeat.method.strategy import Strategy, whole
+from offbeat.tensors import codec
 
 PAPER = Paper(
     name="qsgd",

@@ -19,14 +19,14 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from offbeat import topology
-from offbeat.codec import Codec
-from offbeat.effects import Grad
-from offbeat.paper import Axes, Paper
-from offbeat.replica import Replica
+from offbeat.method.effects import Grad
+from offbeat.method.paper import Axes, Paper
+from offbeat.method.replica import Replica
+from offbeat.method.strategy import Strategy
 from offbeat.strategies.averaging import Gossip, named
-from offbeat.strategy import Strategy
+from offbeat.tensors.codec import Codec
+from offbeat.tensors.vector import pack, scalar
 from offbeat.topology import Edge, Mixing
-from offbeat.vector import pack, scalar
 
 PAPER = Paper(
     name="sgp",

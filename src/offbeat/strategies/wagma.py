@@ -18,17 +18,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from offbeat import topology, waiting
-from offbeat.codec import Codec
-from offbeat.effects import Channel, Got, Open
-from offbeat.nodes import Nodes
-from offbeat.paper import Axes, Paper
-from offbeat.replica import Replica
-from offbeat.rounds import Absent, CatchUp
-from offbeat.strategies.partial import Sync, own_gradient, rules
-from offbeat.strategy import Strategy, one_of, whole
-from offbeat.vector import Vec
-from offbeat.waiting import Wait
+from offbeat import topology
+from offbeat.method.effects import Channel, Got, Open
+from offbeat.method.paper import Axes, Paper
+from offbeat.method.replica import Replica
+from offbeat.method.strategy import Strategy, one_of, whole
+from offbeat.rounds import waiting
+from offbeat.rounds.rules import Absent, CatchUp
+from offbeat.rounds.waiting import Wait
+from offbeat.strategies.common import Sync, own_gradient, rules
+from offbeat.tensors.codec import Codec
+from offbeat.tensors.vector import Vec
+from offbeat.topology.hierarchy import Nodes
 
 PAPER = Paper(
     name="wagma",

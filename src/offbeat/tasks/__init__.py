@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from offbeat.task import Task
 from offbeat.tasks.digits import digits
 from offbeat.tasks.regression import optimum, regression
+from offbeat.tasks.task import Task
 
 __all__ = ["TASKS", "digits", "named", "optimum", "regression"]
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from offbeat import draw
-from offbeat.task import Task
+from offbeat.basics import draw
+from offbeat.tasks.task import Task
 
 _HELD_OUT_PER_DIGIT = 36  # a fifth of every digit's images, 360 in all
 _BATCH, _SPLIT = 0xD161, 0xD162  # so that no other draw shares our keys

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from offbeat import draw
-from offbeat.task import Task
+from offbeat.basics import draw
+from offbeat.tasks.task import Task
 
 _BATCH, _OPTIMUM = 0x4E61, 0x4E62  # so that no other draw shares our keys
 

@@ -1,0 +1,103 @@
+"""``init`` and ``attach``: how a run begins."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from offbeat.live.attached import refusals as checks
+from offbeat.live.attached.optimizer import Attached
+from offbeat.live.attached.stats import Log
+from offbeat.live.transport import ending
+from offbeat.live.transport.board import Board
+from offbeat.method.strategy import Strategy, whole
+
+_number = itertools.count()
+
+
+class _World:
+    """The default group, if ``init`` made it: it ends with the last optimiser that was attached to it."""
+
+    made = False
+    users = 0
+    generation = 0
+    store: Store | None = None  # met once; a second meeting at the same port could find the first one's host
+
+    @classmethod
+    def make(cls, timeout: timedelta) -> None:
+        rank, size, backend = 0, 1, "gloo"
+        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+            if cls.store is None:
+                cls.store, _, _ = next(iter(rendezvous("env://", timeout=timeout)))
+        store = cls.store or HashStore()
+        store = PrefixStore(f"offbeat/world/{cls.generation}", store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        cls.made, cls.generation = True, cls.generation + 1
+
+    @classmethod
+    def let_go(cls) -> None:
+        cls.users -= 1
+        if cls.made and cls.users == 0:
+            cls.made = False
+            dist.destroy_process_group()
+
+
+def init(timeout_s: float = 1800.0) -> None:
+    """Start ``torch.distributed``, if nobody has: from torchrun's environment, or as a single worker without one."""
+    ending.watch()
+    if not dist.is_initialized():
+        _World.make(timedelta(seconds=timeout_s))
+
+
+def attach(
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    strategy: Strategy,
+    *,
+    max_norm: float | None = None,
+    accumulate: int = 1,
+    steps: int | None = None,
+    seed: int = 0,
+    patience_s: float = 1800.0,
+    log: Log | None = None,
+) -> Attached:
+    """Let ``strategy`` decide what each ``optimizer.step()`` exchanges. Every rank must call it.
+
+    Rank 0's parameters and buffers are given to all. ``max_norm`` clips what the inner optimiser is given;
+    ``accumulate`` declares how many ``backward()`` calls make a step; ``steps`` tells strategies that plan ahead how
+    long the run is; ``patience_s`` is the longest wait for a peer before the run is given up; ``log`` hears of
+    every step: a ``SummaryWriter``, or anything with its ``add_scalar(tag, value, step)``.
+    """
+    if isinstance(optimizer, Attached):
+        raise ValueError(
+            f"this optimizer is attached already, with {optimizer.strategy}; attach the inner one only once"
+        )
+    checks.check(optimizer, model, strategy)
+    whole("attach", "accumulate", accumulate, 1)
+    init()
+    store = dist.distributed_c10d._get_default_store()
+    board = Board(store, f"offbeat/{next(_number)}", dist.get_rank(), dist.get_world_size())
+    attached = Attached(
+        optimizer,
+        model,
+        strategy,
+        board,
+        max_norm=max_norm,
+        accumulate=accumulate,
+        seed=seed,
+        steps=steps,
+        patience_s=patience_s,
+        log=log,
+        closed=_World.let_go,
+    )
+    _World.users += 1
+    return attached

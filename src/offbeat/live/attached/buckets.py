@@ -1,0 +1,164 @@
+"""The synchronous gradient exchange, overlapped with backward.
+
+Gradients lie in flat memory, cut into buckets in the order in which backward produces them (the last layers first).
+A bucket is summed as soon as all its gradients are there and all buckets before it have been started: the same order
+on every rank. In front of the memory that travels last lies a short *tail*: how many workers contribute, which step
+they are in, and which parameters each of them has a gradient for. So no extra message is needed to divide by those who
+have data, to notice workers in different steps, and to leave alone what nobody used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from offbeat.live.attached.flat import Flat
+from offbeat.live.transport.errors import OffbeatError
+from offbeat.tensors.vector import Vec, wide
+
+FIRST_BUCKET_BYTES = 2**20
+BUCKET_BYTES = 25 * 2**20
+STEP_MODULUS = 128  # small enough to be exact in bfloat16
+
+Start = Callable[[Tensor], "dist.Work | None"]
+
+
+@dataclass
+class _Bucket:
+    part: int
+    lo: int
+    hi: int
+    slots: frozenset[int]
+
+
+class Buckets:
+    """Flat gradients of one model and the exchange of them, one backward at a time."""
+
+    def __init__(self, flat: Flat) -> None:
+        self._flat, layout = flat, flat.layout
+        self._tail_length = 2 + len(layout.slots)
+        self._storage = [
+            torch.zeros(n + (self._tail_length if k == 0 else 0), dtype=d, device=v)
+            for k, (n, (d, v)) in enumerate(zip(layout.lengths, layout.kinds, strict=True))
+        ]
+        self.parts = [s[self._tail_length :] if k == 0 else s for k, s in enumerate(self._storage)]
+        self.g = Vec(self.parts)
+        self.views = layout.views(self.parts)
+        self._buckets = self._cut()
+        self._home = {slot: b for b, bucket in enumerate(self._buckets) for slot in bucket.slots}
+        self._ready: set[int] = set()
+        self._missing: list[int] = []
+        self._started = 0
+        self._under_way: list[tuple[dist.Work | None, _Bucket, Tensor]] = []
+
+    def _cut(self) -> list[_Bucket]:
+        """Contiguous stretches from the end of the model to its beginning; part 0, with the tail, last."""
+        slots, out = self._flat.layout.slots, list[_Bucket]()
+        for part in reversed(range(len(self._storage))):
+            limit = FIRST_BUCKET_BYTES if not out else BUCKET_BYTES
+            mine = [k for k, s in enumerate(slots) if s.part == part]
+            size, hi, held = self._storage[part].element_size(), self._flat.layout.lengths[part], set[int]()
+            for k in reversed(mine):
+                held.add(k)
+                if (hi - slots[k].offset) * size >= limit:
+                    out.append(_Bucket(part, slots[k].offset, hi, frozenset(held)))
+                    hi, held, limit = slots[k].offset, set(), BUCKET_BYTES
+            if held or part == 0:
+                out.append(_Bucket(part, 0, hi, frozenset(held)))
+        return out
+
+    # One backward.
+
+    def begin(self) -> None:
+        """Gradients will arrive from now on, and be exchanged as they do."""
+        self._ready.clear()
+        self._missing = [len(bucket.slots) for bucket in self._buckets]
+        self._started = 0
+        self._under_way = []
+
+    def holds(self, slot: int) -> bool:
+        """Whether the gradient of parameter ``slot`` lies in flat memory."""
+        grad = self._flat.params[slot].grad
+        return grad is not None and grad.layout == torch.strided and grad.data_ptr() == self.views[slot].data_ptr()
+
+    def collect(self, slot: int) -> None:
+        """Parameter ``slot`` has its gradient: put it into flat memory if it is not there yet."""
+        p, view = self._flat.params[slot], self.views[slot]
+        assert p.grad is not None
+        if p.grad.layout != torch.strided:
+            raise OffbeatError(f"the gradient of {self._flat.names[slot]} is sparse; make its layer's gradients dense")
+        if not self.holds(slot):
+            view.copy_(p.grad)
+            p.grad = view
+
+    def arrived(self, slot: int, start: Start) -> None:
+        """Mark ``slot`` and start every bucket that is complete and whose turn it is."""
+        if slot in self._ready:
+            return
+        self._ready.add(slot)
+        self._missing[self._home[slot]] -= 1
+        # The last bucket carries the tail, which is known only when backward is over.
+        while self._started < len(self._buckets) - 1 and self._missing[self._started] == 0:
+            self._launch(start)
+
+    def finish(self, start: Start, t: int, active: bool) -> list[dist.Work]:
+        """Backward is over: start what is left. Gradients that did not come count as zeros."""
+        for slot, view in enumerate(self.views):
+            if slot in self._ready:
+                continue
+            if active and self._flat.params[slot].grad is not None:  # from an earlier backward of this step
+                self.collect(slot)
+                self._ready.add(slot)
+            else:
+                view.zero_()
+        tail = torch.zeros(self._tail_length)
+        if active:
+            tail[0], tail[1] = 1.0, float(t % STEP_MODULUS)
+            tail[2:][list(self._ready)] = 1.0
+        self._storage[0][: self._tail_length].copy_(tail)
+        while self._started < len(self._buckets):
+            self._launch(start)
+        return [work for work, _, _ in self._under_way if work is not None]
+
+    def _launch(self, start: Start) -> None:
+        bucket = self._buckets[self._started]
+        last = self._started == len(self._buckets) - 1
+        self._started += 1
+        storage, shift = self._storage[bucket.part], self._tail_length if bucket.part == 0 else 0
+        stretch = storage[0 if last else bucket.lo + shift : bucket.hi + shift]
+        travels = stretch if stretch.dtype == wide(stretch.dtype) else stretch.to(wide(stretch.dtype))
+        self._under_way.append((start(travels), bucket, travels))
+
+    def settle(self, t: int, active: bool) -> tuple[int, int]:
+        """All sums are there: divide by those who contributed. Answers (how many, their step)."""
+        head = self._under_way[-1][2][: self._tail_length].tolist()
+        count, steps = round(head[0]), head[1]
+        if count == 0:
+            self._under_way = []
+            return 0, t
+        step = steps / count
+        if active and step != t % STEP_MODULUS:
+            raise OffbeatError(
+                f"the workers are in different steps: this one is in step {t}, the others are not; "
+                "every rank must call backward() equally often between two step()s"
+            )
+        for _, bucket, travelled in self._under_way:
+            shift = self._tail_length if bucket.part == 0 else 0
+            home = self._storage[bucket.part][bucket.lo + shift : bucket.hi + shift]
+            torch.div(travelled[travelled.numel() - home.numel() :], count, out=home)
+        self._under_way = []
+        self.present(head[2:])
+        return count, round(step)
+
+    def present(self, counts: Sequence[float]) -> None:
+        """``p.grad`` is the average where any worker had a gradient, and None where nobody had."""
+        self.g.used = tuple(count > 0 for count in counts)
+        for p, view, count in zip(self._flat.params, self.views, counts, strict=True):
+            if count == 0:
+                p.grad = None
+            elif p.grad is None or p.grad.data_ptr() != view.data_ptr():
+                p.grad = view

@@ -1,0 +1,105 @@
+"""A strategy driven from the user's own loop.
+
+The coroutine runs until it asks for something only the user's loop can give (the next step, a gradient) and is left
+hanging there. A step has three moments: the first gradient of its backward appears (``begin``), backward is over, and
+the user calls ``optimizer.step()``. All of this is one thread; a channel has a clerk with another (see ``Endpoints``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+from offbeat.live.partial.endpoints import Endpoints
+from offbeat.live.transport.errors import OffbeatError
+from offbeat.live.transport.exchanges import Sent, Transport
+from offbeat.method.effects import Batch, Begin, Effect, Finish, Grad, GradMix, Mix, Next, Turn, only_ours
+from offbeat.method.replica import Replica
+from offbeat.method.strategy import Strategy
+from offbeat.tensors.vector import Vec
+
+
+class Driver:
+    """Answers one strategy's requests on this process."""
+
+    def __init__(self, strategy: Strategy, me: Replica, transport: Transport, endpoints: Endpoints) -> None:
+        self._strategy, self.me, self._transport, self._endpoints = strategy, me, transport, endpoints
+        self._coroutine: Coroutine[Effect[Any], Any, None] | None = None
+        self._seq = 0
+        self._in_flight = 0
+        self.asks: Effect[Any] | None = None  # what it hangs at: Next, or a kind of gradient; None: ended
+        self.idle = False
+
+    def start(self) -> None:
+        """Run the strategy up to its first step, if that has not been done."""
+        if self._coroutine is None:
+            self._coroutine = self._strategy.body(self.me)
+            self.answer(None)
+
+    def refuse_if_begun(self) -> None:
+        """What a clerk or a porter has begun cannot start anew."""
+        if self._endpoints.is_open:
+            raise OffbeatError("load_state_dict() came after the first step; load the state right after attach")
+
+    def restart(self, exchanges: int) -> None:
+        """Forget the coroutine: its memory was replaced, and it will start anew from there."""
+        if self._coroutine is not None:
+            self._coroutine.close()
+        self._coroutine, self.asks, self._seq, self._in_flight = None, None, exchanges, 0
+
+    def release(self) -> None:
+        """The run is over: let go of the coroutine, and with it of everything it still holds."""
+        self._coroutine = self.asks = None
+
+    @property
+    def resume_from(self) -> int:
+        """The number the next exchange has after a resume: what is in flight is begun again under its old number."""
+        return self._seq - self._in_flight
+
+    def turn(self, turn: Turn) -> None:
+        """Answer the question for the next step."""
+        assert isinstance(self.asks, Next), f"the strategy asks {self.asks}, not for a step"
+        self.idle = turn is Turn.IDLE
+        self._transport.waiter.t = self.me.t if turn is Turn.WORK else -1
+        self.answer(turn)
+
+    def answer(self, value: object) -> None:
+        """Go on with ``value`` until the strategy asks for a step or a gradient again, or ends."""
+        assert self._coroutine is not None
+        answer = value
+        try:
+            while True:
+                with only_ours():
+                    effect = self._coroutine.send(answer)
+                if isinstance(effect, (Next, Grad, GradMix, Batch)):
+                    self.asks = effect
+                    if isinstance(effect, Next):
+                        self._transport.waiter.t = -1
+                    return
+                answer = self._perform(effect)
+        except StopIteration:
+            self.asks = None
+
+    def _perform(self, effect: Effect[Any]) -> object:
+        if isinstance(effect, Mix):
+            return self.wait(self.post(effect))
+        if isinstance(effect, Begin) and isinstance(effect.effect, Mix):
+            self._in_flight += 1
+            return self.post(effect.effect)
+        if isinstance(effect, Finish) and isinstance(effect.ticket, Sent):
+            self._in_flight -= 1
+            return self.wait(effect.ticket)
+        return self._endpoints.perform(effect, self.me)
+
+    def post(self, effect: Mix) -> Sent:
+        """Start an exchange: the n-th of this worker meets everybody's n-th."""
+        return self._transport.mix(effect, self.next_seq(), self.me.seed)
+
+    def next_seq(self) -> int:
+        """The number of the next exchange; also keys the codecs' draws, so both worlds count alike."""
+        self._seq += 1
+        return self._seq - 1
+
+    def wait(self, sent: Sent) -> Vec:
+        self._transport.waiter.wait(sent.works, f"the others' share at step {self.me.t}")
+        return sent.result()

@@ -1,0 +1,40 @@
+"""Replicas made equal: at the beginning, in the middle, and at the end of a run."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+import torch.distributed as dist
+
+from offbeat.live.attached.flat import Flat
+from offbeat.live.transport.exchanges import Transport
+from offbeat.tensors.vector import wide
+
+
+def share_beginning(flat: Flat, transport: Transport) -> None:
+    """Rank 0's parameters and buffers for all, as DDP does."""
+    with torch.no_grad():
+        for tensor in (*flat.parts, *flat.buffers.parts, *flat.frozen, *flat.other_buffers):
+            transport.broadcast(tensor.data)
+
+
+def equalise(flat: Flat, transport: Transport) -> None:
+    """The mean of weights and floating buffers, the maximum of integer ones.
+
+    Replicas that are equal already stay untouched: the mean of equal numbers may round.
+    """
+    parts = (*flat.parts, *flat.buffers.parts)
+    digest = hashlib.sha256()
+    for tensor in parts:
+        digest.update(tensor.detach().cpu().view(torch.uint8).numpy().data)
+    number = int.from_bytes(digest.digest()[:7], "big")
+    both = transport.agree_on(torch.tensor([number, -number]), dist.ReduceOp.MAX, "the others' weights")
+    with torch.no_grad():
+        if int(both[0]) != -int(both[1]):
+            for tensor in parts:
+                total = transport.agree_on(tensor.to(wide(tensor.dtype)), dist.ReduceOp.SUM, "the others' weights")
+                tensor.copy_(total.div_(transport.size))
+        for counter in flat.other_buffers:
+            if not counter.is_complex():  # those are tables, such as rotary embeddings'
+                counter.copy_(transport.agree_on(counter.long(), dist.ReduceOp.MAX, "the others' buffers"))

@@ -1,0 +1,209 @@
+"""The gradients of a step in the user's own loop: gathered as backward makes them, exchanged, and handed on.
+
+Where the strategy asks for the mean of all gradients (``GradMix``), the exchange overlaps with the last backward before
+the step: see ``Buckets``. With a codec, which needs whole gradients, it waits for ``step()``. Other strategies get this
+worker's own gradient, as it is.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from offbeat.live.attached.buckets import STEP_MODULUS, Buckets
+from offbeat.live.attached.driver import Driver
+from offbeat.live.attached.flat import Flat
+from offbeat.live.attached.own import OwnGradient
+from offbeat.live.transport.exchanges import Transport
+from offbeat.method.effects import Batch, Done, Grad, GradMix
+from offbeat.tensors.vector import Vec
+
+
+class Gradients:
+    """Answers what one strategy asks about gradients, one step after the other.
+
+    It listens to backward, ``accumulate`` of them a step. ``begin`` is called before a gradient is looked at: it begins
+    the step, unless that was done, and with it the strategy says what it asks for.
+    """
+
+    def __init__(
+        self, flat: Flat, driver: Driver, transport: Transport, accumulate: int, begin: Callable[[], None]
+    ) -> None:
+        self._flat, self._driver, self._transport = flat, driver, transport
+        self.me = driver.me
+        self._accumulate, self._begin = accumulate, begin
+        self._lazy_buckets: Buckets | None = None
+        self._exchanging = self._exchanged = self._callback_waits = self._warned = False
+        self._backwards = self._exchanges = 0
+        self._hooks = [p.register_post_accumulate_grad_hook(self._hook(k)) for k, p in enumerate(flat.params)]
+
+    # What the optimiser calls.
+
+    def gradient(self) -> Vec | None:
+        """What the strategy asks for, at the user's ``step()``."""
+        asks = self._driver.asks
+        if isinstance(asks, GradMix) and asks.codec is not None:
+            return self._coded_gradient(asks, active=True)
+        if not self._overlaps:
+            assert isinstance(asks, (Grad, GradMix))
+            return OwnGradient(self._flat)
+        if not self._exchanged:
+            if self._backwards:
+                self._warn_accumulate()
+            self._buckets.begin()
+            self._exchange(active=True)
+        return self._buckets.g
+
+    def whole_batch(self, asks: Batch) -> Done:
+        """A step of ``nonblocking`` whose batch was not cut: all of it is one micro-batch."""
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                "nonblocking got a whole batch as one micro-batch, so nobody can stop early; "
+                "write: for micro in optimizer.micro_batches(batch): loss_fn(model(micro)).backward()",
+                stacklevel=4,
+            )
+        return Done(OwnGradient(self._flat), 1, asks.micro, asks.micro)
+
+    def without_own(self) -> Vec | None:
+        """The same in a step that this worker has no data for: the mean of the others, or None."""
+        asks = self._driver.asks
+        if self._overlaps:
+            self._buckets.begin()
+            return self._buckets.g if self._exchange(active=False) else None
+        if isinstance(asks, GradMix) and asks.codec is not None:
+            return self._coded_gradient(asks, active=False)
+        return None
+
+    def put(self, g: Vec) -> None:
+        """``p.grad`` is ``g`` now, if it was not before: the inner optimiser reads it there."""
+        if not isinstance(g, OwnGradient) and not (self._lazy_buckets and g is self._lazy_buckets.g):
+            self._buckets.g.copy_(g)
+            self._buckets.present(g.used or [1.0] * len(self._flat.params))
+
+    @property
+    def was_made(self) -> bool:
+        """Whether the gradients of this step have been exchanged with the others, once or more."""
+        return self._exchanges > 0
+
+    def reset(self) -> None:
+        """The step is over."""
+        self._exchanging = self._exchanged = False
+        self._backwards = self._exchanges = 0
+
+    def forget_backwards(self) -> None:
+        """The gradients of this step are thrown away and will be made anew; the step itself stays begun."""
+        if not self._exchanging:
+            self._exchanged, self._backwards = False, 0
+
+    def release(self) -> None:
+        """Listen to backward no longer."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def forget(self) -> None:
+        """The run is over: let go of its memory. (The optimiser holds this, and this must not hold the optimiser.)"""
+        self._lazy_buckets, self._begin = None, lambda: None
+
+    # During backward.
+
+    def _hook(self, slot: int) -> Callable[[Tensor], None]:
+        def arrived(_: Tensor) -> None:
+            self._begin()
+            if self._overlaps:
+                self._collect(slot)
+            elif not self._callback_waits:
+                self._after_backward()
+
+        return arrived
+
+    def _collect(self, slot: int) -> None:
+        if self._exchanged and not self._callback_waits and not self._buckets.holds(slot):
+            self.forget_backwards()  # model.zero_grad(): the backward before was given up, as GradScaler does
+        self._buckets.collect(slot)
+        if self._backwards >= self._accumulate - 1:
+            if not self._exchanging:
+                self._exchanging = True
+                self._buckets.begin()
+            self._buckets.arrived(slot, self._start)
+        if not self._callback_waits:
+            self._after_backward()
+
+    def _after_backward(self) -> None:
+        self._callback_waits = True
+        torch.autograd.Variable._execution_engine.queue_callback(self._backward_over)
+
+    def _backward_over(self) -> None:
+        self._callback_waits = False
+        self._backwards += 1
+        if self._exchanging:
+            if self._exchanged:
+                self._warn_accumulate()
+            with torch.no_grad():
+                self._exchange(active=True)
+
+    # With the others.
+
+    @property
+    def _overlaps(self) -> bool:
+        asks = self._driver.asks
+        return self.me.size > 1 and isinstance(asks, GradMix) and asks.codec is None
+
+    @property
+    def _buckets(self) -> Buckets:
+        if self._lazy_buckets is None:
+            self._lazy_buckets = Buckets(self._flat)
+        return self._lazy_buckets
+
+    @property
+    def _start(self) -> Callable[[Tensor], dist.Work | None]:
+        """Starts the sum of a bucket among those whom the strategy asks for."""
+        asks = self._driver.asks
+        assert isinstance(asks, GradMix)
+        return partial(self._transport.all_reduce, ranks=self._block(asks))
+
+    def _block(self, asks: GradMix) -> tuple[int, ...]:
+        ranks = asks.W.block(self.me.rank)
+        if ranks is None:
+            raise ValueError(f"gradients are averaged among whole groups, not along {asks.W}")
+        return ranks
+
+    def _exchange(self, active: bool) -> int:
+        """Sum what backward left, and divide. What was averaged before stays so: the mean of equal numbers."""
+        t = self.me.t
+        self._driver.next_seq()
+        works = self._buckets.finish(self._start, t, active)
+        self._transport.waiter.wait(works, f"the gradients of step {t}")
+        count, step = self._buckets.settle(t, active)
+        self._exchanging, self._exchanged = False, True
+        self._exchanges += 1
+        if not active and count and step == (t - 1) % STEP_MODULUS:
+            self._buckets.begin()  # the others exchanged the step before once more (see accumulate)
+            return self._exchange(active)
+        return count
+
+    def _coded_gradient(self, asks: GradMix, active: bool) -> Vec | None:
+        assert asks.codec is not None
+        own = OwnGradient(self._flat) if active else None
+        present = torch.tensor([active and p.grad is not None for p in self._flat.params], dtype=torch.uint8)
+        key = (self.me.seed, self._driver.next_seq())
+        mean, counts = self._transport.coded_gradients(own, present, self._flat.x, asks.codec, self._block(asks), key)
+        if mean is None:
+            return None
+        self._buckets.g.copy_(mean)
+        self._buckets.present(counts.tolist())
+        return self._buckets.g
+
+    def _warn_accumulate(self) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"accumulate={self._accumulate} was declared, but another number of backward() calls came before step: "
+                "the result is right, but the exchange was not overlapped (attach(…, accumulate=N) declares it)",
+                stacklevel=4,
+            )

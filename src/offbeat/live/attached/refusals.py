@@ -1,0 +1,43 @@
+"""What cannot be attached is refused with a sentence, and what must be equal on all ranks is compared first."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from offbeat.basics.version import __version__
+from offbeat.live.attached.flat import Flat
+from offbeat.method.strategy import Strategy
+
+
+def check(optimizer: object, model: object, strategy: object) -> None:
+    """Sentences for what cannot be attached."""
+    if not isinstance(optimizer, torch.optim.Optimizer) or not isinstance(model, nn.Module):
+        raise TypeError(
+            "attach takes (optimizer, model, strategy), but got "
+            f"({type(optimizer).__name__}, {type(model).__name__}, {type(strategy).__name__})"
+        )
+    if not isinstance(strategy, Strategy):
+        raise TypeError(f"{strategy!r} is not a strategy; use one such as ob.local_sgd(period=8)")
+    if isinstance(model, DistributedDataParallel):
+        raise ValueError("the model is wrapped in DistributedDataParallel, which averages too; attach model.module")
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"{type(optimizer).__name__} needs a closure: it evaluates the loss inside its step, where no exchange can "
+            "happen; use an optimizer whose step() needs none, such as SGD or AdamW"
+        )
+
+
+def facts(flat: Flat, strategy: Strategy, **arguments: object) -> dict[str, str]:
+    """What every rank must have alike. A difference in any of these would end in a hang, or in silent nonsense."""
+    return {
+        "Offbeat version": __version__,
+        "torch version": torch.__version__,
+        "strategy": str(strategy),
+        **{name: str(value) for name, value in arguments.items()},
+        "parameters": flat.facts(),
+    }

@@ -1,0 +1,319 @@
+"""One member of a live run: builds the task, trains it under a strategy, and tells rank 0 how it went."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import signal
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+from offbeat import delays as delays_
+from offbeat.basics import draw
+from offbeat.delays import Seconds
+from offbeat.live.attached.attach import attach
+from offbeat.live.attached.optimizer import Attached
+from offbeat.live.job.ddp import Ddp
+from offbeat.live.job.steplog import Status, StepLog, StepRecord, assemble
+from offbeat.method.strategy import Strategy
+from offbeat.runs.trace import DOINGS, Doing, Trace
+from offbeat.tasks.task import Task
+
+STATUS = struct.Struct("<iqbid")  # a Status, as it stands in the workers' common file
+
+Tell = Callable[[Status], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every worker is told.
+
+    ``strategy`` may be the word ``"ddp"``: torch's own DistributedDataParallel, for comparison. ``delays`` and
+    ``compute_s`` are slept before the computation of a step, as functions of the seed, the step and the rank alone:
+    delays are lateness, ``compute_s`` stands for computation that this machine does not do. Where a batch is cut into
+    micro-batches, each sleeps its share of both. ``shared``: instead of ``steps`` batches for each worker there is one
+    supply of ``steps`` × workers, from which each takes as many as it can; DDP, which needs equally many, ignores it.
+    """
+
+    strategy: Strategy | Literal["ddp"]
+    task: Task
+    steps: int
+    seed: int = 0
+    delays: Seconds | None = None
+    compute_s: Seconds | None = None
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class LiveRun:
+    """What a live run left behind; the fields are those of a simulated ``Run`` where they mean the same.
+
+    ``seconds``: wall time from a common start until the last worker was through its steps; starting the processes and
+    the ending are not counted. ``final`` (parameters): what every worker holds after the ending. ``losses``: the
+    training loss of each step, averaged over the workers. ``wait_s``, ``finished_s``: per worker. ``wire_bytes``: sent
+    by all workers while training. ``metrics``: the task's ``evaluate`` of the final model. ``trace``: what each worker
+    did when.
+    """
+
+    strategy: str
+    workers: int
+    seed: int
+    seconds: float
+    finished_s: tuple[float, ...]
+    wait_s: tuple[float, ...]
+    gradients: tuple[int, ...]
+    wire_bytes: int
+    final: Tensor
+    losses: Tensor
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    trace: Trace = field(default_factory=Trace)
+
+    @property
+    def wait_fraction(self) -> float:
+        """The share of the workers' time that was spent waiting or communicating in the open."""
+        total = sum(self.finished_s)
+        return sum(self.wait_s) / total if total else 0.0
+
+    @property
+    def steps(self) -> int:
+        """The most gradients any worker took."""
+        return max(self.gradients)
+
+
+@dataclass(frozen=True)
+class _Share:
+    finished_s: float
+    wait_s: float
+    wire_bytes: int
+    records: StepRecord
+
+
+@contextmanager
+def joined() -> Iterator[None]:
+    """Be a member of the job that the environment describes (torchrun's variables) for the length of a block."""
+    if dist.is_initialized():
+        yield
+        return
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    yield
+    # Not in a `finally`: after an error the others are not here to meet, and destroying a group they use can hang.
+    kept = _meet()  # while the group ends: a Gloo thread that lets go of a tensor last would want the interpreter
+    dist.destroy_process_group()
+    del kept
+
+
+def take_part(job: Job, progress: Callable[[int], None] | None = None) -> LiveRun | None:
+    """Train as a member of a started job; rank 0 gets the run, the others None. ``progress`` hears of every step."""
+    return _train(job, None if progress is None else lambda status: progress(status.step))
+
+
+def _train(job: Job, tell: Tell | None, number: int = 0) -> LiveRun | None:
+    rank, workers = dist.get_rank(), dist.get_world_size()
+    task, model = job.task, job.task.build(job.seed).train()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    inner = task.optimizer(parameters)
+    optimizer: Attached | Ddp
+    if isinstance(job.strategy, Strategy):
+        optimizer = attach(inner, model, job.strategy, steps=job.steps, seed=job.seed)
+    else:
+        optimizer = Ddp(inner, model)
+
+    def say(step: int, doing: Doing, loss: float) -> None:
+        if tell is not None:
+            seen = optimizer.trace.rounds
+            tell(Status(number, step, doing, seen[-1].staleness.get(rank, -1) if seen else -1, loss))
+
+    log = StepLog(job.steps, parameters, say if tell is not None else None)
+    with optimizer:
+        _meet()
+        waited_s, sent_bytes = optimizer.wait_s, optimizer.wire_bytes
+        log.start(waited_s, sent_bytes)
+        with draw.seeded(job.seed):
+            _steps(job, task.scheduler(inner) if task.scheduler else None, optimizer, model, log, number)
+        finished_s = time.monotonic() - log.start_s
+        waited_s, sent_bytes = optimizer.wait_s - waited_s, optimizer.wire_bytes - sent_bytes
+        log.waiting()
+    share = _Share(finished_s, waited_s, sent_bytes, log.records(list(optimizer.trace.rounds)))
+    shares: list[_Share] = [share] * workers
+    dist.gather_object(share, shares if rank == 0 else None, dst=0)
+    if rank != 0:
+        return None
+    records = [s.records for s in shares]
+    trace = assemble(records, *_meets(job.strategy))
+    return LiveRun(
+        strategy=str(job.strategy),
+        workers=workers,
+        seed=job.seed,
+        seconds=max(s.finished_s for s in shares),
+        finished_s=tuple(s.finished_s for s in shares),
+        wait_s=tuple(s.wait_s for s in shares),
+        gradients=tuple(len(record.entries) for record in records),
+        wire_bytes=sum(s.wire_bytes for s in shares),
+        final=torch.cat([p.detach().cpu().reshape(-1) for p in parameters]),
+        losses=torch.tensor([point.value for point in trace.series.get("loss", ())], dtype=torch.float64),
+        metrics=dict(task.evaluate(model)) if task.evaluate else {},
+        trace=trace,
+    )
+
+
+@dataclass
+class _Places:
+    """Where micro-batches lie: they come in the order of the data, each with the batch and the row it begins with."""
+
+    batches: deque[tuple[int, int]] = field(default_factory=deque)  # number and rows of those not reached the end of
+    row: int = 0
+
+    def next(self, rows: int) -> tuple[int, int]:
+        (step, whole), row = self.batches[0], self.row
+        self.row += rows
+        if self.row == whole:
+            self.batches.popleft()
+            self.row = 0
+        return step, row
+
+
+def _steps(
+    job: Job,
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None,
+    optimizer: Attached | Ddp,
+    model: nn.Module,
+    log: StepLog,
+    number: int,
+) -> None:
+    rank, workers, task = dist.get_rank(), dist.get_world_size(), job.task
+    delay_s = delays_.bind(job.delays, seed=job.seed, workers=workers, what="delays")
+    compute_s = delays_.bind(job.compute_s, seed=job.seed, workers=workers, what="compute_s")
+    device = next(p.device for p in model.parameters() if p.requires_grad)
+    forward = optimizer.model if isinstance(optimizer, Ddp) else model
+    cuts = isinstance(job.strategy, Strategy) and job.strategy.name == "nonblocking"
+    cuda = draw.cuda_of(model.parameters())
+
+    def loaded(step: int) -> list[Tensor]:
+        return [part.to(device) for part in task.take(rank, step)]
+
+    def value(batch: Sequence[Tensor], step: int, row: int = 0) -> Tensor:
+        draw.reseed(draw.for_batch(job.seed, rank, step, row), cuda)
+        return task.value(forward, batch)
+
+    def whole(step: int) -> tuple[Tensor, int]:
+        log.late()
+        time.sleep(delay_s(step, rank))
+        log.computing()
+        time.sleep(compute_s(step, rank))
+        batch = loaded(step)
+        loss = value(batch, step)
+        optimizer.zero_grad()
+        if isinstance(optimizer, Ddp):
+            optimizer.backward(loss)
+        else:
+            loss.backward()
+        return loss.detach(), len(batch[-1])
+
+    place = _Places()
+
+    def to_be_cut(step: int) -> list[Tensor]:
+        batch = loaded(step)
+        place.batches.append((step, len(batch[-1])))
+        return batch
+
+    def in_pieces(step: int, batch: object) -> tuple[Tensor, int]:
+        assert not isinstance(optimizer, Ddp)
+        log.late()
+        log.computing()
+        losses, samples = [], 0
+        pieces = optimizer.micro_batches(batch)
+        share = 1.0 / int(getattr(optimizer.me.memory, "n", 1))
+        for piece in pieces:
+            time.sleep((delay_s(step, rank) + compute_s(step, rank)) * share)
+            loss = value(piece, *place.next(len(piece[-1])))
+            loss.backward()
+            losses.append(loss.detach() * len(piece[-1]))
+            samples += len(piece[-1])
+        return torch.stack(losses).sum() / samples, samples
+
+    store = dist.distributed_c10d._get_default_store()
+
+    def numbers() -> Iterator[int]:
+        for step in itertools.count():
+            if job.shared and not isinstance(optimizer, Ddp):
+                if store.add(f"offbeat/supply/{number}", 1) > job.steps * workers:
+                    return
+            elif step >= job.steps:
+                return
+            yield step
+
+    batches: Iterable[object] = numbers()
+    if cuts and not isinstance(optimizer, Ddp):
+        batches = optimizer.batches(to_be_cut(step) for step in numbers())
+    for step, batch in enumerate(batches):
+        loss, samples = in_pieces(step, batch) if cuts else whole(step)
+        log.waiting()
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        period = 0 if isinstance(optimizer, Ddp) else int(getattr(optimizer.me.memory, "p", 0))
+        log.over(loss, samples, optimizer.wait_s, optimizer.wire_bytes, period)
+
+
+def _meets(strategy: Strategy | Literal["ddp"]) -> tuple[bool, bool]:
+    """Whether each exchange is among all and goes unrecorded, and whether it is waited for where it is begun."""
+    if not isinstance(strategy, Strategy):
+        return True, True
+    axes = strategy.paper.axes
+    everyone = axes.whom.startswith("everyone") and axes.wait in ("everyone", "one micro-batch")
+    return everyone, everyone and axes.late == "at once"
+
+
+def entry(payload: bytes, folder: str) -> None:
+    """Where a launched process begins. It runs the jobs one after the other.
+
+    Its status goes to its place in the file ``status``, rank 0's runs to files of their own, so that what was done is
+    there whatever comes later.
+    """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by the launcher while we were starting
+    try:
+        jobs: list[Job] = pickle.loads(payload)
+        place = int(os.environ["RANK"]) * STATUS.size
+        with Path(folder, "status").open("r+b", buffering=0) as file, joined():
+            for number, job in enumerate(jobs):
+                run = _train(job, lambda status: _note(file.fileno(), status, place), number)
+                if run is not None:
+                    unfinished = Path(folder, "run.unfinished")
+                    unfinished.write_bytes(pickle.dumps(run))
+                    unfinished.rename(Path(folder, f"run-{number}"))
+    except BaseException as error:
+        if isinstance(error, Exception):
+            get_error_handler().record_exception(error)
+        os._exit(1)  # at once: the interpreter's own ending may wait for network threads, and the others for it
+
+
+def _note(descriptor: int, status: Status, place: int) -> None:
+    job, step, doing, stale, loss = status
+    os.pwrite(descriptor, STATUS.pack(job, step, DOINGS.index(doing), stale, loss), place)
+
+
+def read_statuses(file: Path) -> list[Status]:
+    """Where all workers stand; those that have not begun have a job of −1."""
+    return [
+        Status(job, step, DOINGS[doing], stale, loss)
+        for job, step, doing, stale, loss in STATUS.iter_unpack(file.read_bytes())
+    ]
+
+
+def _meet() -> Tensor:
+    """A barrier. On a CPU tensor, whichever devices the group serves."""
+    met = torch.zeros(1)
+    dist.all_reduce(met)
+    return met

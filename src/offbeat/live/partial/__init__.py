@@ -1,0 +1,1 @@
+"""Partial rounds, shared weights and the bell between processes."""

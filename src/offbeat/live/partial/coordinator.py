@@ -1,0 +1,103 @@
+"""The hub's side of partial rounds: feeds the referee with what the clerks say, and tells all when a round starts.
+
+Where a round has been waited for a while, the others are asked where they are: one may be inside a collective of the
+script's own, in which it waits for the very worker that waits here. When all have said so, ``rounds.held`` decides;
+until the round has started and nobody is held any more, each of them says whenever that changes. How long it takes to
+ask is a matter of time, what is decided is not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from offbeat.live.transport.hub import Frame, Letter, Quiet, Word
+from offbeat.rounds.held import Elsewhere, held
+from offbeat.rounds.referee import Referee
+
+ASK_S = 0.02
+
+
+class Coordinator(Quiet):
+    """One channel's referee, at the hub."""
+
+    def __init__(self, referee: Referee) -> None:
+        self._referee = referee
+        self._flushed = False
+        self._asked: int | None = None  # the round about which all were asked
+        self._said: dict[int, Elsewhere] = {}  # their answers
+
+    def hear(self, frame: Frame) -> Iterable[Letter]:
+        referee, rank = self._referee, frame.rank
+        next_base = frame.c if frame.c >= 0 else None
+        started = self._is_here(rank) if frame.word is not Word.ELSEWHERE else []
+        match frame.word:
+            case Word.ARRIVED:
+                started += referee.arrived(rank, frame.a, frame.b, next_base)
+            case Word.PASSED:
+                started += referee.passed(rank, frame.b, next_base)
+            case Word.BEGAN:
+                started += referee.began(rank, frame.b)
+            case Word.FINISHED:
+                started += referee.finished(rank)
+            case Word.RENEWED:
+                started += referee.renewed(rank, frame.b)
+            case Word.STANDS:
+                started += referee.stands(rank)
+            case Word.BACK:
+                started += referee.back(rank)
+            case Word.ELSEWHERE if self._asked is not None:
+                self._said[rank] = unpack(frame.text)
+                started = self._judge()
+        letters: list[Letter] = [(None, Frame(Word.GO, 0, version, rank)) for version in started]
+        if frame.word is Word.BACK:
+            letters.append((rank, Frame(Word.STARTED, 0, referee.started)))
+        if referee.all_finished and not self._flushed:
+            self._flushed = True
+            letters.append((None, Frame(Word.FLUSH, 0, referee.started, 0)))
+        return [*letters, *self._stop_asking()]
+
+    # Who is held up elsewhere.
+
+    @property
+    def pause_s(self) -> float | None:  # type: ignore[override]
+        return ASK_S if self._referee.waits and self._asked is None else None
+
+    def silence(self) -> Iterable[Letter]:
+        if not self._referee.waits or self._asked is not None:
+            return ()
+        self._asked = self._referee.started
+        return [(None, Frame(Word.WHERE, 0, 1))]
+
+    def _is_here(self, rank: int) -> list[int]:
+        """It speaks of a step: so it is inside nothing else."""
+        mine = self._said.get(rank)
+        if mine is None or not mine.inside:
+            return []
+        self._said[rank] = Elsewhere(False, mine.met, mine.rounds)
+        return self._judge()
+
+    def _judge(self) -> list[int]:
+        everyone = len(self._said) == self._referee.size
+        return self._referee.held(held(self._said)) if everyone else []
+
+    def _stop_asking(self) -> list[Letter]:
+        """The round has started, and nobody is held: what has been said is no longer needed, and will grow old."""
+        if self._asked is None or self._asked == self._referee.started or self._referee.holds:
+            return []
+        self._asked = None
+        self._said.clear()
+        return [(None, Frame(Word.WHERE, 0, 0))]
+
+
+def pack(where: Elsewhere) -> str:
+    return json.dumps([where.inside, where.met, where.rounds])
+
+
+def unpack(text: str) -> Elsewhere:
+    inside, met, rounds = json.loads(text)
+    return Elsewhere(
+        inside,
+        {name: (count, tuple(ranks)) for name, (count, ranks) in met.items()},
+        {name: (results, wanted) for name, (results, wanted) in rounds.items()},
+    )

@@ -1,0 +1,310 @@
+"""A worker's place at a channel: opened once, by all ranks, and closed when all have finished."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from offbeat.live.partial.bell import Bell, Rings
+from offbeat.live.partial.blocks import BlockSums
+from offbeat.live.partial.clerk import Clerk
+from offbeat.live.partial.coordinator import Coordinator
+from offbeat.live.partial.leaders import Follower, Inside, Leader
+from offbeat.live.partial.pairs import SharedWeights, Visit, Visits
+from offbeat.live.transport import elsewhere
+from offbeat.live.transport.board import Board
+from offbeat.live.transport.errors import OffbeatError
+from offbeat.live.transport.exchanges import Transport
+from offbeat.live.transport.group import Group
+from offbeat.live.transport.hub import Handler, Hub, connect, own_address
+from offbeat.live.transport.waiter import Waiter
+from offbeat.method.effects import (
+    Add,
+    Begin,
+    Channel,
+    Effect,
+    Finish,
+    Got,
+    Meet,
+    Offer,
+    Open,
+    Rest,
+    Retire,
+    Share,
+    not_ours,
+)
+from offbeat.method.replica import Replica
+from offbeat.rounds.referee import Referee
+from offbeat.runs.trace import Trace
+from offbeat.tensors.vector import Vec
+from offbeat.topology.hierarchy import Nodes
+
+# A clerk, a porter, a bell need the interpreter a few times a round, from a worker that may be deep in Python code:
+# every time they would wait for the default of 5 ms.
+SWITCH_S = 0.0005
+
+
+class Endpoints:
+    """The clerk of this process, and at rank 0 the hub; nothing of either until a strategy opens a channel."""
+
+    def __init__(
+        self,
+        board: Board,
+        transport: Transport,
+        patience_s: float,
+        average_is_asked: Callable[[], bool],
+        take_part: Callable[[], None],
+    ) -> None:
+        self._board, self._transport, self._patience_s = board, transport, patience_s
+        self._average_is_asked, self._take_part = average_is_asked, take_part
+        self._channel: Channel | None = None
+        self._clerk: Clerk | Leader | Follower | None = None
+        self._pairs: SharedWeights | None = None
+        self._bell: Bell | None = None
+        self._hub: Hub | None = None
+        self._connection: socket.socket | None = None  # its owner closes it; without one, as where groups fail, we do
+        self._sums: BlockSums | None = None
+        self._first_round = self._wire_bytes = 0
+        self._waited_s, self._lost, self._is_over = 0.0, list[int](), False
+        self._times_stood = 0
+        self._stood: Vec | None = None
+        self._switch_s: float | None = None
+        self.trace = Trace(keep_spans=False)
+
+    @property
+    def is_open(self) -> bool:
+        return self._is_over or any(end is not None for end in self._ends)
+
+    @property
+    def has_channel(self) -> bool:
+        return self._channel is not None
+
+    @property
+    def _ends(self) -> tuple[Clerk | Leader | Follower | None, SharedWeights | None, Bell | None]:
+        return self._clerk, self._pairs, self._bell
+
+    @property
+    def pairs(self) -> SharedWeights:
+        if self._pairs is None:
+            raise OffbeatError("the strategy meets a peer before it has shared its weights; await Share(me.x) first")
+        return self._pairs
+
+    @property
+    def clerk(self) -> Clerk | Leader | Follower:
+        if self._clerk is None:
+            raise OffbeatError("the strategy uses a channel that it has not opened; await Open(channel, …) first")
+        return self._clerk
+
+    @property
+    def waited_s(self) -> float:
+        return self._waited_s + sum(end.waited_s for end in self._ends if end)
+
+    @property
+    def wire_bytes(self) -> int:
+        return self._wire_bytes + sum(end.wire_bytes for end in (self._clerk, self._pairs) if end)
+
+    def perform(self, effect: Effect[Any], me: Replica) -> object:
+        """Answer what needs a clerk or a porter; refuse what nobody can answer."""
+        match effect:
+            case Open():
+                self.open(effect, me)
+                return None
+            case Offer():
+                return self.clerk.offer(effect.x, effect.t)
+            case Rest():
+                return self.rest(effect.x)
+            case Share():
+                self.share(effect, me)
+                return None
+            case Begin(Meet(peer)):
+                return self.pairs.meet(peer)
+            case Finish(Visit() as visit):
+                self.pairs.finish(visit)
+                return None
+            case Meet(peer):
+                self.pairs.finish(self.pairs.meet(peer))
+                return None
+            case Add(delta):
+                return self.pairs.add(delta)
+            case Retire():
+                return self.retire()
+        raise not_ours(effect)
+
+    def open(self, effect: Open, me: Replica) -> None:
+        """Every rank comes here at its first step; rank 0 starts the hub and tells the others where it is."""
+        with elsewhere.wanting(self._board.name, 1):  # no result comes before all are here
+            self._open(effect.channel, effect.x, me)
+
+    def _open(self, channel: Channel, x: Vec | None, me: Replica) -> None:
+        nodes, first_round = Nodes(me.size, channel.per_node), self._agreed_first_round()
+        parameters = 0 if channel.rules.of_weights else me.parameters
+        # The node's group is made first: once a clerk's thread is there, two threads could make groups at once.
+        inside = Inside(nodes, channel, me.x, parameters, self._transport) if nodes.per_node > 1 else None
+        if inside is not None and not nodes.leads(me.rank):
+            self._refuse_if_open()
+            self._channel, self._clerk = channel, Follower(inside, self._board, first_round, self._patience_s)
+            return
+        referee = Referee(channel.rules, nodes.count, me.seed, first_round)
+        connection = self._meet_at_hub(Coordinator(referee), nodes)
+        self._channel = channel
+        self._sums = BlockSums(channel, nodes, self._board, Waiter(self._board, self._patience_s), first_round)
+        clerk = Clerk(
+            channel,
+            x,
+            me.x,
+            parameters,
+            connection,
+            self._sums,
+            nodes,
+            self._board,
+            self.trace,
+            me.seed,
+            me.t,
+            first_round,
+            self._patience_s,
+        )
+        self._clerk = Leader(clerk, inside) if inside is not None else clerk
+
+    def resume(self, rounds: int) -> None:
+        """The run goes on after so many rounds."""
+        self._first_round = rounds
+
+    def _agreed_first_round(self) -> int:
+        """Where nobody waits, ranks that were saved at the same step may know different numbers of rounds."""
+        mine = torch.tensor([self._first_round])
+        self._first_round = int(self._transport.agree_on(mine, dist.ReduceOp.MAX, "the others' first step").item())
+        return self._first_round
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds of the channel are over, those of runs before this one included."""
+        return self._first_round if self._clerk is None else self._clerk.rounds
+
+    def share(self, effect: Share, me: Replica) -> None:
+        """The same for weights that others may average with; the hub only passes visits on."""
+        connection = self._meet_at_hub(Visits(me.size), Nodes(me.size))
+        self._pairs = SharedWeights(effect.x, effect.peers, connection, self._board, self.trace, self._patience_s)
+
+    def _refuse_if_open(self) -> None:
+        if self.is_open:
+            raise OffbeatError("a strategy opens one channel, or shares its weights once")
+
+    def _meet_at_hub(self, handler: Handler, nodes: Nodes) -> socket.socket:
+        self._refuse_if_open()
+        if self._board.rank == 0:
+            token = secrets.token_bytes(16)
+            self._hub = Hub(handler, nodes.count, address := own_address(), token)
+            self._board.publish("hub", json.dumps([address, self._hub.port, token.hex()]))
+        known, what = lambda: self._board.published("hub") is not None, "rank 0 to take its first step"
+        self._transport.waiter.until(known, what)
+        address, port, token_hex = json.loads(self._board.published("hub") or "")
+        try:
+            connection = connect(address, port, bytes.fromhex(token_hex), nodes.of(self._board.rank))
+        except OSError as error:
+            raise self._board.lost("the way to rank 0") from error
+        self._connection = connection
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(min(SWITCH_S, self._switch_s))
+        return connection
+
+    def rest(self, x: Vec | None) -> Got | None:
+        return self.clerk.rest(x, self._average_is_asked, self._take_part)
+
+    def align(self, x: Vec, agree_on_largest: Callable[[int], int]) -> None:
+        """All ranks come to stand between two steps; ``x`` then holds every result, or every visit, there has been."""
+        if not self.is_open:
+            return
+        self._times_stood += 1
+        all_there = self._board.meeting(f"standing-{self._times_stood}", tuple(range(self._board.size)))
+        if self._clerk is not None and self._channel is not None:
+            self._clerk.stand(all_there, agree_on_largest, self._channel.apply)
+            self._stood = x.clone()
+        elif self._pairs is not None:
+            self._pairs.stand(x, all_there)
+
+    def hang_bell(self) -> Bell:
+        """The bell of micro-batches; every rank comes here at its first step."""
+        if self._bell is None:
+            connection = self._meet_at_hub(Rings(self._board.size), Nodes(self._board.size))
+            self._bell = Bell(connection, self._board, self._patience_s)
+        return self._bell
+
+    def finished(self) -> None:
+        """No step left to take. (A porter says so itself, when it retires.)"""
+        for end in (self._clerk, self._bell):
+            if end is not None:
+                end.finished()
+
+    def adopt(self, x: Vec) -> None:
+        """The weights were made equal on all ranks in the middle of a run."""
+        if self._pairs is not None:
+            self._pairs.adopt(x)
+        if self._clerk is not None and self._channel is not None and self._stood is not None:
+            shared = self._channel.rules.absent == "shared"  # to these everybody adds differences
+            self._clerk.renew(x - self._stood if shared else self._channel.holds())
+        self._stood = None
+
+    def retire(self) -> Vec:
+        return self.pairs.retire(self._average_is_asked, self._take_part)
+
+    def owed(self) -> Vec | None:
+        if self._clerk is None or self._channel is None or self._channel.rules.of_weights:
+            return None
+        return self._clerk.owed()
+
+    @property
+    def lost(self) -> list[int]:
+        return list(self._clerk.lost) if self._clerk is not None else self._lost
+
+    def close(self) -> None:
+        """All ranks are through: end the threads, give the groups back."""
+        self._let_go_of_interpreter()
+        for end in self._ends:
+            if end is not None:
+                end.close()
+        if self._hub is not None:
+            self._hub.join(self._patience_s)
+        for group in self._groups():
+            group.close()
+
+    def abandon(self) -> None:
+        """Leave without waiting for anybody; the groups are never destroyed (see ``Group.park``)."""
+        self._let_go_of_interpreter()
+        for end in self._ends:
+            if end is not None:
+                end.abandon()
+        if self._connection is not None:
+            self._connection.close()
+        if self._hub is not None:
+            self._hub.abandon()
+        for group in self._groups():
+            group.park()
+
+    def release(self) -> None:
+        """The run is over: keep its numbers, and let go of everything else.
+
+        A thread that has not ended yet holds what it works on itself, and lets go of it when it ends.
+        """
+        self._is_over = self.is_open
+        self._waited_s, self._wire_bytes, self._lost = self.waited_s, self.wire_bytes, self.lost
+        self._first_round = self.rounds
+        for end in self._ends:
+            if end is not None:
+                end.release()
+        self._channel = self._clerk = self._pairs = self._bell = self._hub = self._sums = self._stood = None
+        self._average_is_asked, self._take_part = lambda: False, lambda: None
+
+    def _let_go_of_interpreter(self) -> None:
+        if self._switch_s is not None:
+            sys.setswitchinterval(self._switch_s)
+            self._switch_s = None
+
+    def _groups(self) -> list[Group]:
+        return [g for end in (self._sums, self._pairs) if end is not None for g in end.groups()]

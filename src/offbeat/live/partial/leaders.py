@@ -1,0 +1,211 @@
+"""A node at a channel: its leader has the clerk, and passes every answer on to the ranks beside it.
+
+All of it runs in the workers' own threads, over the group in which the node also averages its gradients. The leader
+decides and the others follow: a message says what they are to do, and every rank of a node sends or receives the same
+messages in the same order. So all of a node apply the same results after the same step, though which results are there
+is a matter of time for the leader. The interleaving this prevents: one rank of a node takes two results after a step
+and another one, and from then on they average gradients of different weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+
+import torch
+
+from offbeat.live.partial.clerk import Apply, Clerk
+from offbeat.live.transport.board import Board
+from offbeat.live.transport.exchanges import Transport
+from offbeat.live.transport.staging import Staging
+from offbeat.live.transport.waiter import Waiter
+from offbeat.method.effects import Channel, Got
+from offbeat.tensors.vector import Vec, wide
+from offbeat.topology.hierarchy import Nodes
+
+
+class Say(IntEnum):
+    """What a leader tells its node."""
+
+    RESULTS = 0  # here are some, or none
+    STAND = 1  # the others ask for an average: take part
+    COUNT = 2  # agree with all ranks on the number of rounds
+    OVER = 3  # that was all
+
+
+class Inside:
+    """Messages of a node's leader to the others in it."""
+
+    def __init__(self, nodes: Nodes, channel: Channel, like: Vec, parameters: int, transport: Transport) -> None:
+        self._nodes, self._parameters, node = nodes, parameters, nodes.of(transport.rank)
+        self.channel, self._leader, self._others = channel, nodes.leader(node), nodes.per_node - 1
+        self._group, self._waiter = transport.group(nodes.ranks(node)), transport.waiter
+        self._staging, self._like = Staging(like), like
+        self.wire_bytes = 0
+
+    def tell(self, say: Say, results: Sequence[Got] = ()) -> None:
+        """A head for each result, which says how many follow, and its numbers."""
+        heads = [[say, *[0] * (5 + self._nodes.count + self._parameters)]] if not results else []
+        heads += [
+            [say, len(results) - k, got.version, got.fresh, got.full, got.count, *self._ages(got), *self._used(got)]
+            for k, got in enumerate(results)
+        ]
+        for k, head in enumerate(heads):
+            parts = list(self._staging.down(results[k].value).parts) if results else []
+            messages = [torch.tensor(head), *parts]
+            works = [self._group.broadcast(message, self._leader) for message in messages]
+            self._waiter.wait(works, "the ranks of this node to hear of a round")
+            self.wire_bytes += self._others * sum(p.numel() * p.element_size() for p in parts)
+
+    def _ages(self, got: Got) -> list[int]:
+        """Of each node, 1 + how old its work in the result is; 0 if it gave nothing."""
+        return [got.contributors.get(self._nodes.leader(node), -1) + 1 for node in range(self._nodes.count)]
+
+    def _used(self, got: Got) -> Sequence[bool]:
+        """The parameters that the result holds gradients for."""
+        return got.value.used or [True] * self._parameters
+
+    def hear(self, waiter: Waiter) -> tuple[Say, list[Got]]:
+        """The leader's next message."""
+        results: list[Got] = []
+        while True:
+            head = torch.zeros(6 + self._nodes.count + self._parameters, dtype=torch.int64)
+            waiter.wait([self._group.broadcast(head, self._leader)], f"rank {self._leader}, which leads this node")
+            say, left, version, fresh, full, count, *rest = head.tolist()
+            if not left:
+                return Say(say), results
+            parts = [torch.empty(p.numel(), dtype=wide(p.dtype)) for p in self._like.parts]
+            works = [self._group.broadcast(p, self._leader) for p in parts]
+            waiter.wait(works, f"round {version} from rank {self._leader}")
+            ages, used = rest[: self._nodes.count], rest[self._nodes.count :]
+            contributors = self._nodes.spread({node: age - 1 for node, age in enumerate(ages) if age})
+            value = self._staging.up(Vec(parts, used=tuple(map(bool, used)) if used else None))
+            results.append(Got(version, value, bool(fresh), bool(full), count, contributors))
+            if left == 1:
+                return Say(say), results
+
+
+class Leader:
+    """The first rank of a node: a clerk's worker, who tells the others."""
+
+    def __init__(self, clerk: Clerk, inside: Inside) -> None:
+        self._clerk, self._inside = clerk, inside
+
+    def offer(self, x: Vec, step: int) -> list[Got]:
+        results = self._clerk.offer(x, step)
+        self._inside.tell(Say.RESULTS, results)
+        return results
+
+    def rest(self, x: Vec | None, asked: Callable[[], bool], take_part: Callable[[], None]) -> Got | None:
+        def take_part_together() -> None:
+            self._inside.tell(Say.STAND)
+            take_part()
+
+        got = self._clerk.rest(x, asked, take_part_together)
+        self._inside.tell(Say.RESULTS if got is not None else Say.OVER, [got] if got is not None else ())
+        return got
+
+    def stand(self, all_there: Callable[[], bool], agree_on_largest: Callable[[int], int], apply: Apply) -> None:
+        def apply_together(results: list[Got]) -> None:
+            self._inside.tell(Say.RESULTS, results)
+            apply(results)
+
+        def agree_together(number: int) -> int:
+            self._inside.tell(Say.COUNT)
+            return agree_on_largest(number)
+
+        self._clerk.stand(all_there, agree_together, apply_together)
+        self._inside.tell(Say.OVER)
+
+    def finished(self) -> None:
+        self._clerk.finished()
+
+    def renew(self, x: Vec | None) -> None:
+        self._clerk.renew(x)
+
+    def owed(self) -> Vec | None:
+        return self._clerk.owed()
+
+    @property
+    def rounds(self) -> int:
+        return self._clerk.rounds
+
+    @property
+    def lost(self) -> list[int]:
+        return self._clerk.lost
+
+    @property
+    def waited_s(self) -> float:
+        return self._clerk.waited_s
+
+    @property
+    def wire_bytes(self) -> int:
+        return self._clerk.wire_bytes + self._inside.wire_bytes
+
+    def close(self) -> None:
+        self._clerk.close()
+
+    def release(self) -> None:
+        self._clerk.release()
+
+    def abandon(self) -> None:
+        self._clerk.abandon()
+
+
+class Follower:
+    """Any other rank of a node: it has no clerk, and does what its leader says."""
+
+    wire_bytes = 0
+    lost: Sequence[int] = ()
+
+    def __init__(self, inside: Inside, board: Board, first_round: int, patience_s: float) -> None:
+        # The leader may rest for hours while others train.
+        self._inside, self._waiter = inside, Waiter(board, patience_s, bears=True)
+        self.rounds = first_round
+
+    def _hear(self) -> tuple[Say, list[Got]]:
+        say, results = self._inside.hear(self._waiter)
+        self.rounds = max([self.rounds, *(got.version + 1 for got in results)])
+        return say, results
+
+    @property
+    def waited_s(self) -> float:
+        return self._waiter.waited_s
+
+    def offer(self, x: Vec, step: int) -> list[Got]:
+        return self._hear()[1]
+
+    def rest(self, x: Vec | None, asked: Callable[[], bool], take_part: Callable[[], None]) -> Got | None:
+        while True:
+            say, results = self._hear()
+            if say is not Say.STAND:
+                return results[0] if results else None
+            take_part()
+
+    def stand(self, all_there: Callable[[], bool], agree_on_largest: Callable[[int], int], apply: Apply) -> None:
+        while True:
+            say, results = self._hear()
+            if say is Say.OVER:
+                return
+            if say is Say.COUNT:
+                agree_on_largest(0)
+            else:
+                apply(results)
+
+    def finished(self) -> None:
+        """The leader says so for all."""
+
+    def renew(self, x: Vec | None) -> None:
+        """The leader's answers for all."""
+
+    def owed(self) -> None:
+        """What the node owes is the leader's to keep."""
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+    def release(self) -> None:
+        """Nothing was heard but by the worker itself."""
+
+    def abandon(self) -> None:
+        self._waiter.give_up()

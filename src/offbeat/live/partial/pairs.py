@@ -1,0 +1,188 @@
+"""Shared weights, live: a thread that lets others average with this worker's weights while it computes.
+
+Under ``_lock`` lie the shared weights. The interleaving it prevents: the worker adds its step while a visitor's half is
+being added, and one of the two sums is lost. Both sides of a meeting add differences, never absolute values, so what
+happens between a snapshot and its answer is kept.
+
+No circle of workers can wait for each other: porters wait only for workers that have announced a visit and are already
+at the door; workers wait for porters; porters never wait for porters.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterable
+
+import torch.distributed as dist
+
+from offbeat.live.partial.link import LOOK_S, Link
+from offbeat.live.transport.board import Board
+from offbeat.live.transport.group import Group
+from offbeat.live.transport.hub import Frame, Letter, Quiet, Word
+from offbeat.live.transport.staging import Staging
+from offbeat.live.transport.waiter import Waiter
+from offbeat.method.effects import Ticket
+from offbeat.runs.trace import Round, Trace
+from offbeat.tensors.vector import Vec
+
+
+class Visits(Quiet):
+    """The hub's side: announces visits, and tells all when everybody has retired."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._retired = size, 0
+
+    def hear(self, frame: Frame) -> Iterable[Letter]:
+        if frame.word is Word.MEET:
+            return [(frame.a, frame)]
+        self._retired += 1
+        return [(None, Frame(Word.FLUSH, 0))] if self._retired == self._size else []
+
+
+class Visit(Ticket[None]):
+    """A meeting under way, as the one who asked sees it."""
+
+    __slots__ = ("half", "peer", "sent", "works")
+
+    def __init__(self, peer: int, sent: Vec, half: Vec, works: list[dist.Work]) -> None:
+        self.peer, self.sent, self.half, self.works = peer, sent, half, works
+
+
+class SharedWeights:
+    """A worker's shared weights and the thread that answers for them."""
+
+    def __init__(
+        self, x: Vec, peers: tuple[int, ...], connection: socket.socket, board: Board, trace: Trace, patience_s: float
+    ) -> None:
+        self._board, self._trace, self._rank, self._patience_s = board, trace, board.rank, patience_s
+        self._link = Link("porter", connection, board.rank, board, patience_s)
+        self._lock = self._link.lock
+        self._staging = Staging(x)
+        self._y = self._staging.down(x).clone()
+        self._stood: Vec | None = None
+        self._worker, self._visitors = Waiter(board, patience_s), Waiter(board, patience_s)
+        # One group for each pair and direction: visits there and back never share a queue, as two threads serve them.
+        # All are made here, by one thread, in one order on all ranks. (Gloo holds the store while it waits for the
+        # other side: two threads of one process that make groups at the same time lock both sides for good.)
+        mine, waiter = board.rank, self._worker
+        pairs = sorted({pair for peer in peers for pair in ((mine, peer), (peer, mine))}, key=lambda p: (sorted(p), p))
+        groups = {pair: self._pair(*pair, waiter) for pair in pairs}
+        self._out = {visited: g for (visitor, visited), g in groups.items() if visitor == mine}
+        self._in = {visitor: g for (visitor, visited), g in groups.items() if visited == mine}
+        self._changed = 0
+        self._over = False
+        self.wire_bytes = 0
+        self._link.listen(self._hear)
+
+    @property
+    def waited_s(self) -> float:
+        return self._worker.waited_s
+
+    # The worker's thread.
+
+    def meet(self, peer: int) -> Visit:
+        """Announce a visit, send my weights to ``peer`` and be ready for its answer."""
+        with self._lock:
+            sent = self._y.clone()
+        half = sent.zeros_like()
+        works: list[dist.Work] = []
+        if peer != self._rank:
+            self._link.tell(Word.MEET, peer)
+            works = [self._out[peer].broadcast(s, self._rank) for s in sent.parts]
+            works += [self._out[peer].broadcast(h, peer) for h in half.parts]
+            self.wire_bytes += sent.nbytes
+        return Visit(peer, sent, half, works)
+
+    def _pair(self, visitor: int, visited: int, waiter: Waiter) -> Group:
+        ranks = (min(visitor, visited), max(visitor, visited))
+        return Group(f"visit-{visitor}-{visited}", ranks, self._board, waiter)
+
+    def finish(self, visit: Visit) -> None:
+        """Take the other half of the difference out of my weights."""
+        self._link.check()
+        start = time.monotonic()
+        self._worker.wait(visit.works, f"rank {visit.peer}'s half of a meeting")
+        with self._lock:
+            self._y.add_(visit.half, alpha=-1.0)
+            now, me, rounds = time.monotonic(), self._rank, self._trace.rounds
+            if self._trace.keep_rounds:
+                rounds.append(Round(len(rounds), me, (me,), {me: self._changed}, {me: now - start}, now))
+            self._changed += 1
+
+    def add(self, delta: Vec) -> Vec:
+        """My step, on top of whatever my weights have become. Answers a copy."""
+        self._link.check()
+        mine = self._staging.down(delta)
+        with self._lock:
+            self._changed = 0
+            self._y.add_(mine)
+            now = self._y.clone()
+        return self._staging.up(now)
+
+    def retire(self, asked: Callable[[], bool], take_part: Callable[[], None]) -> Vec:
+        """Answer visitors until all have retired; then nobody can change my weights any more."""
+        self._link.tell(Word.FINISHED)
+        since = time.monotonic()
+        with self._board.waits_for("the others to retire"):
+            while True:
+                with self._lock:
+                    if self._over:
+                        return self._staging.up(self._y.clone())
+                    self._link.check()
+                    self._lock.wait(LOOK_S)
+                since = self._board.bear_with(since, self._patience_s, "the others to retire")
+                if asked():
+                    take_part()
+
+    def stand(self, x: Vec, all_there: Callable[[], bool]) -> None:
+        """Between two steps of all workers no visit is under way; then ``x`` becomes what the shared weights are."""
+        self._worker.until(all_there, "the others to stand still")
+        with self._lock:
+            self._stood = self._y.clone()
+        x.copy_(self._stood)
+
+    def adopt(self, x: Vec) -> None:
+        """The worker's weights were made equal to the others': so are the shared ones.
+
+        By a difference, as everything here: another worker may be on its way already, and visit before we are here.
+        """
+        if self._stood is not None:
+            equal = self._staging.down(x)
+            with self._lock:
+                self._y.add_(equal - self._stood)
+            self._stood = None
+
+    def close(self) -> None:
+        self._link.close()
+
+    def release(self) -> None:
+        self._link.forget_failure()
+
+    def abandon(self) -> None:
+        self._link.abandon(self._visitors.give_up)
+
+    def groups(self) -> list[Group]:
+        return [*self._out.values(), *self._in.values()]
+
+    # The porter's thread.
+
+    def _hear(self, frame: Frame) -> bool:
+        if frame.word is Word.MEET:
+            self._visited(frame.rank)
+        elif frame.word is Word.FLUSH:
+            with self._lock:
+                self._over = True
+                self._lock.notify_all()
+        return self._over
+
+    def _visited(self, visitor: int) -> None:
+        group, theirs = self._in[visitor], self._y.zeros_like()
+        self._visitors.wait([group.broadcast(t, visitor) for t in theirs.parts], f"rank {visitor}'s weights")
+        with self._lock:
+            half = (theirs - self._y) * 0.5
+            self._y.add_(half)
+            self._changed += 1
+        self.wire_bytes += half.nbytes
+        works = [group.broadcast(h, self._rank) for h in half.parts]
+        self._visitors.wait(works, f"rank {visitor} to take its half")

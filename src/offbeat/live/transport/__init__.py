@@ -1,0 +1,1 @@
+"""Between processes: who is there, who waits, how bytes and facts travel, how things end."""

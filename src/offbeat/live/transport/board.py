@@ -1,0 +1,286 @@
+"""The notice board of a job: small facts that workers post for one another, beside the tensors.
+
+Facts travel on the lifeline, and every worker holds a copy of them all: reading the board costs nothing, and no store
+is asked once the workers have met. (A store may live in a process that has been stopped, and whoever asks it then is
+deaf for as long.)
+
+Uneven data. A worker that has run out posts ``done``; it may take step s idly only when it knows that some worker
+takes it with data. That worker posts ``reached`` when it has waited for a moment at that step (see ``Waiter``), or at
+once from then on, since it then knows that somebody is done. When all are done, the last step is known to all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from offbeat.live.transport import elsewhere
+from offbeat.live.transport.errors import ConfigMismatch, PeerFailed
+from offbeat.live.transport.hub import Hub, connect, own_address
+from offbeat.live.transport.lifeline import Failure, Lifeline, Roll
+from offbeat.live.transport.processes import this_process
+
+START_S = 300.0  # how long a worker waits for the others to attach
+POLL_S = 0.02  # how often a waiting worker looks up by itself: signals are heard then
+NEWS_S = 2.0  # how long a worker that lost a connection waits to hear whose it was
+LEAVE_S = 5.0
+
+
+class Board:
+    """Facts of one attached optimiser, and the line to those who post them."""
+
+    def __init__(self, store: Store, prefix: str, rank: int, size: int) -> None:
+        self._store = PrefixStore(prefix, store)
+        self.name, self.rank, self.size = prefix, rank, size
+        self.someone_is_done = False
+        self._alone: dict[str, str] = {}  # the facts of a single worker
+        self._reached = -1
+        self._hub: Hub | None = None
+        self._link: Lifeline | None = None
+
+    # The beginning.
+
+    def agree(self, facts: dict[str, str]) -> None:
+        """Every worker posts what it is; one that differs from rank 0 is refused on all of them."""
+        if self.size == 1:
+            return
+        text = json.dumps(facts)
+        try:
+            self._store.set(f"hello/{self.rank}", text)
+            self._link = self._connect()
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            self._post(f"process/{self.rank}", json.dumps(this_process()))
+            self._post(f"hello/{self.rank}", digest)
+            self._until(lambda: self._all("hello"), START_S)
+            absent = [r for r in range(self.size) if f"hello/{r}" not in self._facts]
+            if absent:
+                raise PeerFailed(f"ranks {absent} did not attach within {START_S:.0f} s; do all ranks call it?")
+            if any(self._facts[f"hello/{r}"] != digest for r in range(self.size)):
+                self._refuse()
+        except RuntimeError as error:
+            self.abandon()
+            if isinstance(error, PeerFailed | ConfigMismatch):
+                raise
+            raise PeerFailed(f"{_STORE_GONE} while the ranks attached") from error
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _connect(self) -> Lifeline:
+        """Rank 0 starts the hub and tells the others where it is."""
+        if self.rank == 0:
+            token = secrets.token_bytes(16)
+            self._hub = Hub(Roll(), self.size, address := own_address(), token)
+            self._store.set("lifeline", json.dumps([address, self._hub.port, token.hex()]))
+        start, pause_s = time.monotonic(), 0.001
+        while not self._store.check(["lifeline"]):
+            if time.monotonic() - start > START_S:
+                raise PeerFailed(f"rank 0 did not attach within {START_S:.0f} s; do all ranks call it?")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.05)
+        address, port, token_hex = json.loads(self._store.get("lifeline"))
+        try:
+            connection = connect(address, port, bytes.fromhex(token_hex), self.rank)
+        except OSError as error:
+            words = f"rank 0 does not answer at {address}:{port}, where it said that it would be"
+            raise PeerFailed(f"{words}: it has ended, or that address cannot be reached from here") from error
+        line = Lifeline(connection, self.rank, elsewhere.in_words)
+        line.know_processes(self._processes)
+        return line
+
+    def _refuse(self) -> None:
+        """Say what differs from rank 0; nobody leaves before all have read it, as the store may leave with rank 0."""
+        posted = [json.loads(self._store.get(f"hello/{r}")) for r in range(self.size)]
+        self._post(f"read/{self.rank}", "1")
+        with suppress(PeerFailed):
+            self._until(lambda: self._all("read"), NEWS_S)
+        for rank, theirs in enumerate(posted):
+            for fact, value in posted[0].items():
+                if theirs.get(fact) != value:
+                    raise ConfigMismatch(_difference(fact, value, rank, str(theirs.get(fact))))
+
+    def _processes(self, rank: int) -> tuple[list[str], list[str]]:
+        return json.loads(self._facts.get(f"process/{rank}", "[]")), this_process()
+
+    def _until(self, ready: Callable[[], bool], seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not ready() and time.monotonic() < end:
+            self.check()
+            self.pause(POLL_S, ready)
+
+    def _all(self, name: str) -> bool:
+        return all(f"{name}/{r}" in self._facts for r in range(self.size))
+
+    def store(self, name: str) -> Store:
+        """A part of the store for one group."""
+        return PrefixStore(f"group/{name}", self._store)
+
+    # Facts.
+
+    @property
+    def _facts(self) -> dict[str, str]:
+        return self._alone if self._link is None else self._link.facts
+
+    def _post(self, name: str, value: str) -> None:
+        if self._link is None:
+            self._alone[name] = value
+        else:
+            self._link.post(name, value)
+
+    def pause(self, seconds: float, ready: Callable[[], bool]) -> None:
+        """Sleep until there is news, and no longer than that; not at all if ``ready``, which is not missed."""
+        if self._link is None:
+            time.sleep(seconds)
+            return
+        with self._link.changed:
+            if not ready():
+                self._link.changed.wait(seconds)
+
+    def meeting(self, name: str, ranks: tuple[int, ...]) -> Callable[[], bool]:
+        """Say that this worker is there; the answer tells whether all ``ranks`` are."""
+        self._post(f"meeting/{name}/{self.rank}", "1")
+        keys = [f"meeting/{name}/{r}" for r in ranks]
+        return lambda: all(key in self._facts for key in keys)
+
+    def publish(self, name: str, text: str) -> None:
+        """A fact under a name of its own."""
+        self._post(f"fact/{name}", text)
+
+    def published(self, name: str) -> str | None:
+        """That fact, if it has been published."""
+        return self._facts.get(f"fact/{name}")
+
+    # Failure.
+
+    def fail(self, message: str) -> None:
+        """Tell everyone that this worker has failed; nothing where it only follows another."""
+        if self._link is not None:
+            self._link.fail(message[:4000])
+
+    def check(self, during: str = "") -> None:
+        """Raise if another worker has failed, or is gone."""
+        if self._link is not None and self._link.failure is not None:
+            raise _failed(self._link.failure, during)  # under no name: a frame that holds its error is a cycle
+
+    def lost(self, during: str) -> PeerFailed:
+        """The error for a connection that broke. Whose it was is on its way: that worker's own line has closed too."""
+        with suppress(PeerFailed):
+            self._until(lambda: False, NEWS_S)
+        if self._link is not None and self._link.failure is not None:
+            return _failed(self._link.failure, during)
+        return PeerFailed(f"lost a connection during {during}; {self._in_words(self._answers())}")
+
+    def waits_for(self, what: str) -> AbstractContextManager[None]:
+        """While this lasts, that is what this worker is said to wait for."""
+        return elsewhere.waiting(self.name, what)
+
+    def gave_up(self, seconds: float, what: str) -> PeerFailed:
+        """The error for a wait that outlasted its patience: it says where everybody is."""
+        self.check(what)
+        return PeerFailed(f"waited {seconds:.0f} s for {what}; {self._in_words(self._answers())}")
+
+    def bear_with(self, since_s: float, patience_s: float, what: str) -> float:
+        """Look up from a wait that may last as long as others train. Answers since when all are known to be there.
+
+        Raises if a worker has failed, or, when patience has run out, if one does not even answer. (One that computes
+        does; so does one that waits.)
+        """
+        self.check(what)
+        if time.monotonic() - since_s <= patience_s:
+            return since_s
+        answers = self._answers()
+        if len(answers) < self.size:
+            self.check(what)
+            raise PeerFailed(f"lost a peer during {what}; {self._in_words(answers)}")
+        return time.monotonic()
+
+    def _answers(self) -> dict[int, str]:
+        heard = {} if self._link is None else self._link.ask_all(self.size)
+        return {**heard, self.rank: elsewhere.in_words()}
+
+    def _in_words(self, answers: dict[int, str]) -> str:
+        if 0 not in answers:
+            return f"rank 0 {_SILENT}, so nothing is known of the others"
+        said = [f"rank {r} {_SILENT}" for r in range(self.size) if r not in answers]
+        said += [f"rank {r} {doing}" for r, doing in sorted(answers.items()) if r != self.rank]
+        return "; ".join(said[:16]) + (f"; and {len(said) - 16} more" if len(said) > 16 else "")
+
+    # Steps and their end.
+
+    def reach(self, t: int) -> None:
+        """Step ``t`` is taken with data."""
+        if t > self._reached:
+            self._reached = t
+            self._post(f"reached/{self.rank}", str(t))
+
+    def post_done(self, steps: int) -> None:
+        """This worker has no data left, after so many steps."""
+        self._post(f"done/{self.rank}", str(steps))
+        self._post("done", "1")
+        self.someone_is_done = True
+
+    def look_for_done(self) -> bool:
+        self.someone_is_done = self.someone_is_done or "done" in self._facts
+        return self.someone_is_done
+
+    def progress(self, among: tuple[int, ...] | None = None) -> tuple[bool, int]:
+        """Whether all of these workers are without data, and the last step one of them is known to take with data."""
+        ranks, facts = range(self.size) if among is None else among, self._facts
+        done = [int(facts.get(f"done/{r}", "-1")) for r in ranks]
+        reached = [int(facts.get(f"reached/{r}", "-1")) for r in ranks]
+        return min(done) >= 0, max(*reached, *(steps - 1 for steps in done), -1)
+
+    # Averages in the middle of a run.
+
+    def ask_for_average(self, number: int) -> None:
+        self._post(f"average/{number}/{self.rank}", "1")
+        self._post(f"average/{number}", "1")
+
+    def average_is_asked(self, number: int, among: tuple[int, ...] | None = None) -> bool:
+        """Whether anybody, or anybody ``among`` these, asks for it."""
+        keys = [f"average/{number}"] if among is None else [f"average/{number}/{rank}" for rank in among]
+        return any(key in self._facts for key in keys)
+
+    # The end.
+
+    def close(self) -> None:
+        """All are through."""
+        if self._link is not None:
+            self._link.close()
+        if self._hub is not None:
+            self._hub.join(LEAVE_S)
+
+    def abandon(self) -> None:
+        """Leave without waiting for anybody; the others have been told why, if there was something to tell."""
+        if self._link is not None:
+            self._link.abandon()
+        if self._hub is not None:
+            self._hub.abandon()
+
+
+_STORE_GONE = "the job's store is gone: rank 0, or the launcher, has ended"
+_SILENT = "does not answer: its process is stopped, or something holds its interpreter"
+
+
+def _failed(failure: Failure, during: str) -> PeerFailed:
+    words, vanished = failure
+    return PeerFailed(f"lost a peer during {during}; {words}" if during and vanished else words)
+
+
+def _difference(fact: str, here: str, rank: int, there: str) -> str:
+    if fact == "parameters":
+        ours, theirs = here.split("\n"), there.split("\n")
+        for a, b in zip(ours, theirs, strict=False):
+            if a != b:
+                return f"the models differ: rank 0 has {a}, rank {rank} has {b}; build the same model on every rank"
+        return (
+            f"the models differ: rank 0 has {len(ours)} parameters and buffers, rank {rank} has {len(theirs)}; "
+            "build the same model on every rank"
+        )
+    return f"the ranks differ in their {fact}: rank 0 has {here}, rank {rank} has {there}; make them equal"

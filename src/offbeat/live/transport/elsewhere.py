@@ -1,0 +1,268 @@
+"""Where this process is while it takes no step of ours: in a collective of the script's own, or in another optimiser.
+
+A worker inside one cannot arrive at a partial round, and the others may need the round to get there themselves; so
+rounds must not wait for it (``rounds.held`` has the rule). To know, torch's own calls are wrapped while an optimiser is
+attached: the collectives of ``ProcessGroup`` and ``Work.wait``, at which all of ``torch.distributed`` arrives,
+and the forward pass of DDP, whose exchange happens in C++ during backward. A call that is noticed costs two additions
+to numbers; nothing is sent unless somebody watches, which a round that has waited for a while asks for.
+
+Only the thread that trains is looked at: what a loader or a checkpoint does on another one holds up nobody's steps.
+``_telling`` protects what is said to a watcher: it says the state of now, so that of two threads which say it at the
+same time the last one to speak is right. Without it "inside" could be said after "outside", and stay.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroup, Work
+from torch.nn.parallel import DistributedDataParallel
+
+from offbeat.basics.units import format_seconds
+from offbeat.rounds.held import Elsewhere
+
+# fmt: off
+COLLECTIVES = (
+    "allreduce", "allreduce_coalesced", "allgather", "_allgather_base", "allgather_coalesced",
+    "allgather_into_tensor_coalesced", "all_gather_single", "all_gather_single_coalesced", "alltoall",
+    "alltoall_base", "all_to_all_single", "barrier", "broadcast", "gather", "monitored_barrier", "reduce",
+    "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced", "scatter",
+)
+# fmt: on
+MESSAGES = ("send", "recv", "recv_anysource")
+
+plain_wait: Callable[..., Any] = Work.wait  # as torch made it: for our own waits, which are not elsewhere
+
+_OURS = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
+_telling = threading.RLock()  # a signal's handler may come here while its thread is here
+
+
+class _Here:
+    """What is known of this process."""
+
+    def __init__(self) -> None:
+        self.users: set[str] = set()  # the optimisers that are attached
+        self.thread = 0  # that trains
+        self.depth = 0  # calls of the script's own that it is inside
+        self.waits: list[tuple[str, str, float]] = []  # in which optimiser's meetings, for what, since when
+        self.in_ddp = False  # between a forward pass of DDP and our next call
+        self.met: dict[str, tuple[int, tuple[int, ...]]] = {}  # meeting → how many were entered, and who takes part
+        self.seen: dict[str, int] = {}  # a channel → results that have come; its clerk's thread alone writes it
+        self.wanted: dict[str, int] = {}  # a channel → how many are waited for; the worker's thread alone writes it
+        self.watchers: dict[str, Callable[[], None]] = {}
+        self.undo: list[Callable[[], None]] = []
+
+    def changed(self) -> None:
+        if self.watchers:
+            with _telling:
+                for tell in list(self.watchers.values()):
+                    tell()
+
+
+_here = _Here()
+
+
+# What is asked.
+
+
+def inside() -> bool:
+    """Whether this process is in a call of the script's own."""
+    return _here.depth > 0 or _here.in_ddp
+
+
+def in_words() -> str:
+    """What the thread that trains is doing, for those who wait for it."""
+    for _, what, since_s in reversed(list(_here.waits)):
+        return f"waits for {what}, since {format_seconds(time.monotonic() - since_s)}"
+    frame = sys._current_frames().get(_here.thread)
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    where = "" if frame is None else f", at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    return f"is in a collective of the script's own{where}" if inside() else f"is busy{where}"
+
+
+def report(own: str, of: Callable[[int], int]) -> Elsewhere:
+    """Where this process is, apart from the optimiser ``own``; ``of`` gives a rank's number among the workers."""
+    met = {
+        name: (count, tuple(sorted({of(rank) for rank in ranks})))
+        for name, (count, ranks) in dict(_here.met).items()
+        if not name.startswith(f"{own}/")
+    }
+    wanted, seen = dict(_here.wanted), dict(_here.seen)
+    rounds = {name: (seen.get(name, 0), wanted.get(name, 0)) for name in {*wanted, *seen} - {own}}
+    return Elsewhere(inside() or any(name != own for name, _, _ in list(_here.waits)), met, rounds)
+
+
+def watch(name: str, tell: Callable[[], None] | None) -> None:
+    """Call ``tell`` now, and after every change from now on; None: no longer."""
+    with _telling:
+        _here.watchers.pop(name, None)
+        if tell is not None and name in _here.users:  # else the question came too late: the run has ended
+            _here.watchers[name] = tell
+            tell()
+
+
+# What is noted.
+
+
+def attached(name: str) -> None:
+    """An optimiser is attached by this thread; all ranks begin to count now."""
+    _here.thread = threading.get_ident()
+    if not _here.users:
+        _wrap()
+    _here.users.add(name)
+
+
+def released(name: str) -> None:
+    """The optimiser called ``name`` has ended."""
+    _here.users.discard(name)
+    watch(name, None)
+    _here.seen.pop(name, None)
+    _here.wanted.pop(name, None)
+    if not _here.users:
+        for undo in _here.undo:
+            undo()
+        _here.undo.clear()
+        _here.met.clear()
+        _here.in_ddp = False
+
+
+def stepping() -> None:
+    """The worker is in a call of ours again."""
+    if _here.in_ddp:
+        _here.in_ddp = False
+        _here.changed()
+
+
+def count(name: str, ranks: tuple[int, ...]) -> None:
+    """One more meeting of this name is entered; so do all of ``ranks``, each as often."""
+    _here.met[name] = _here.met.get(name, (0, ()))[0] + 1, ranks
+
+
+@contextmanager
+def waiting(name: str, what: str) -> Iterator[None]:
+    """The thread that trains waits in a meeting of the optimiser ``name``."""
+    if threading.get_ident() != _here.thread:
+        yield
+        return
+    _here.waits.append((name, what, time.monotonic()))
+    _here.changed()
+    try:
+        yield
+    finally:
+        _here.waits.pop()
+        _here.changed()
+
+
+def saw(name: str, results: int) -> None:
+    """The channel of the optimiser ``name`` has so many results here."""
+    _here.seen[name] = results
+    _here.changed()
+
+
+@contextmanager
+def wanting(name: str, results: int) -> Iterator[None]:
+    """This thread waits for so many results of the channel ``name``."""
+    _here.wanted[name] = results
+    _here.changed()
+    try:
+        yield
+    finally:
+        _here.wanted[name] = 0
+        _here.changed()
+
+
+# What is wrapped.
+
+
+def _wrap() -> None:
+    for name in COLLECTIVES:
+        _put(ProcessGroup, name, lambda method: _noticed(method, _group_key))
+    for name in MESSAGES:
+        _put(ProcessGroup, name, lambda method: _noticed(method, _own_key))
+    _put(Work, "wait", lambda method: _noticed(method, None))
+    _put(DistributedDataParallel, "forward", _noticed_forward)
+
+
+def _put(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+    before = vars(owner).get(name)  # as it lies there: what getattr gives of torch's C++ methods no longer binds
+    if before is None:  # another version of torch
+        return
+    method = getattr(owner, name)
+    ours = functools.wraps(method)(wrap(method))
+    setattr(owner, name, ours)
+
+    def undo() -> None:
+        if vars(owner).get(name) is ours:  # else somebody has wrapped it since, and calls us: we only pass on then
+            setattr(owner, name, before)
+
+    _here.undo.append(undo)
+
+
+def _noticed(method: Any, key: Callable[[Any], str] | None) -> Any:
+    """``method`` of a group, which enters a meeting, or without a ``key`` of a work, which waits for one."""
+
+    def call(owner: Any, *args: Any, **kwargs: Any) -> Any:
+        here = _here
+        if threading.get_ident() != here.thread:
+            return method(owner, *args, **kwargs)
+        if key is not None:
+            name = key(owner)
+            known = here.met.get(name)
+            here.met[name] = (known[0] + 1, known[1]) if known else (1, _ranks(owner))
+        here.depth += 1
+        if here.watchers:
+            here.changed()
+        try:
+            return method(owner, *args, **kwargs)
+        finally:
+            here.depth -= 1
+            if here.watchers:
+                here.changed()
+
+    return call
+
+
+def _noticed_forward(forward: Any) -> Any:
+    """DDP waits for the others in backward, out of our sight: so the worker is elsewhere until it comes to us again."""
+
+    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        here = _here
+        if threading.get_ident() != here.thread:
+            return forward(module, *args, **kwargs)
+        count(f"{_group_key(module.process_group)}/ddp", _ranks(module.process_group))
+        here.in_ddp = True
+        here.changed()
+        try:
+            return forward(module, *args, **kwargs)
+        finally:
+            here.in_ddp = torch.is_grad_enabled() and bool(module.require_backward_grad_sync)
+            here.changed()
+
+    return call
+
+
+def _group_key(group: Any) -> str:
+    return f"group {group.group_name}"
+
+
+def _own_key(group: Any) -> str:
+    """A message between two is not matched by one of the same number: nobody else counts under this name."""
+    return f"message {group.group_name} {group.rank()}"
+
+
+def _ranks(group: Any) -> tuple[int, ...]:
+    try:
+        return tuple(dist.get_process_group_ranks(group))
+    except (KeyError, ValueError, RuntimeError):
+        return tuple(range(dist.get_world_size()))

@@ -1,0 +1,217 @@
+"""Tensors between processes: averages of groups as all-reduces, everything else as messages between two.
+
+Only the main thread starts operations, in the same order on every rank. They run in the background by nature (Gloo's
+own threads); a mix that was begun is simply not waited for yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from offbeat.live.transport import gpus
+from offbeat.live.transport.board import Board
+from offbeat.live.transport.group import LONG, Group
+from offbeat.live.transport.waiter import Waiter
+from offbeat.method.effects import Mix, Ticket
+from offbeat.tensors.codec import Codec, sent_to
+from offbeat.tensors.sums import mean, weighted
+from offbeat.tensors.vector import Vec, wide
+
+
+class Sent(Ticket[Vec]):
+    """An exchange under way: what it waits for, and how the result is put together then."""
+
+    __slots__ = ("_result", "works")
+
+    def __init__(self, works: Sequence[dist.Work], result: Callable[[], Vec]) -> None:
+        self.works, self._result = works, result
+
+    def result(self) -> Vec:
+        """Call once, when all works are done."""
+        return self._result()
+
+
+class Transport:
+    """This process's end of all exchanges of one attached optimiser."""
+
+    def __init__(self, waiter: Waiter, board: Board, devices: Iterable[torch.device]) -> None:
+        self.waiter, self.rank, self.size = waiter, board.rank, board.size
+        self.wire_bytes = 0
+        self._board = board
+        self._everyone = tuple(range(board.size))
+        self._groups: dict[tuple[int, ...], Group] = {}
+        gpus.post(board, gpus.here(devices))  # before the others are met: then all have posted theirs
+        self._side = Group("side", self._everyone, board, waiter) if board.size > 1 else None
+        nccl = gpus.nccl_fits(gpus.posted(board))
+        self._nccl: Any = dist.new_group(backend="nccl", timeout=LONG) if nccl else None
+
+    # A mix, in three shapes.
+
+    def mix(self, effect: Mix, seq: int, seed: int) -> Sent:
+        """Start exchange ``seq``. ``effect.x`` is read now, and copied where it could change before it is sent."""
+        ranks = effect.W.block(self.rank)
+        codec = effect.codec if ranks is None else sent_to(effect.codec, len(ranks) - 1)
+        if codec is not None:
+            return self._coded(effect, codec, ranks, (seed, self.rank, seq))
+        return self._point_to_point(effect) if ranks is None else self._sum(effect.x, ranks)
+
+    def _sum(self, x: Vec, ranks: tuple[int, ...]) -> Sent:
+        if len(ranks) == 1:
+            alone = x.clone()
+            return Sent((), lambda: alone)
+        parts = [p.to(wide(p.dtype), copy=True) for p in x.parts]
+        works = [self.all_reduce(p, ranks) for p in parts]
+        return Sent([w for w in works if w is not None], lambda: Vec([p.div_(len(ranks)) for p in parts]))
+
+    def _point_to_point(self, effect: Mix) -> Sent:
+        W, x = effect.W, effect.x
+        mine = [_host(p.to(wide(p.dtype), copy=True)) for p in x.parts]
+        theirs = {j: [torch.empty_like(p) for p in mine] for j in W.senders(self.rank)}
+        works = self._swap(W.receivers(self.rank), theirs, mine)
+
+        def result() -> Vec:
+            rows = [(w, Vec(mine if j == self.rank else theirs[j])) for j, w in W.row(self.rank).items()]
+            mixed = weighted(rows)
+            return Vec([m.to(p.device) for m, p in zip(mixed.parts, x.parts, strict=True)])
+
+        return Sent(works, result)
+
+    def _coded(self, effect: Mix, codec: Codec, ranks: tuple[int, ...] | None, key: tuple[int, ...]) -> Sent:
+        W, x = effect.W, effect.x
+        if sent_to(codec, W.audience(self.rank)) is None:
+            return self._hear_coded(effect, codec)
+        message = _host(_encode(x, codec, key))
+        if ranks is not None:
+            gathered = [torch.empty_like(message) for _ in ranks]
+            self.wire_bytes += (len(ranks) - 1) * message.numel()
+            work = self.group(ranks).all_gather(gathered, message)
+            return Sent([work], lambda: mean([_decode(m, x, codec) for m in gathered], len(ranks)))
+        theirs = {j: [torch.empty_like(message)] for j in W.senders(self.rank)}
+        works = self._swap(W.receivers(self.rank), theirs, [message])
+
+        def result() -> Vec:
+            rows = W.row(self.rank).items()
+            return weighted((w, _decode(message if j == self.rank else theirs[j][0], x, codec)) for j, w in rows)
+
+        return Sent(works, result)
+
+    def _hear_coded(self, effect: Mix, codec: Codec) -> Sent:
+        """Others' coded shares beside one's own, which goes to nobody."""
+        W, x = effect.W, effect.x
+        mine, length = Vec([p.to(wide(p.dtype), copy=True) for p in x.parts]), _length(x, codec)
+        theirs = {j: [torch.empty(length, dtype=torch.uint8)] for j in W.senders(self.rank)}
+        works = self._swap((), theirs, [])
+
+        def result() -> Vec:
+            rows = W.row(self.rank).items()
+            return weighted((w, mine if j == self.rank else _decode(theirs[j][0], x, codec)) for j, w in rows)
+
+        return Sent(works, result)
+
+    def coded_gradients(
+        self, g: Vec | None, header: Tensor, like: Vec, codec: Codec, ranks: tuple[int, ...], key: tuple[int, int]
+    ) -> tuple[Vec | None, Tensor]:
+        """The mean of the coded gradients of those who have one, and the sum of all ``header`` bytes."""
+        if sent_to(codec, len(ranks) - 1) is None:
+            return g, header.long()
+        seed, seq = key
+        body = torch.zeros(_length(like, codec), dtype=torch.uint8)
+        if g is not None:
+            body = _host(_encode(g, codec, (seed, self.rank, seq)))
+        message = torch.cat([torch.tensor([g is not None], dtype=torch.uint8), header, body])
+        gathered = [torch.empty_like(message) for _ in ranks]
+        self.wire_bytes += (len(ranks) - 1) * message.numel()
+        self.waiter.wait([self.group(ranks).all_gather(gathered, message)], "the others' gradients")
+        start = 1 + header.numel()
+        theirs = [_decode(m[start:], like, codec) for m in gathered if m[0]]
+        counts = torch.stack([m[1:start].long() for m in gathered]).sum(dim=0)
+        return (mean(theirs, len(theirs)) if theirs else None), counts
+
+    def _swap(self, receivers: Sequence[int], theirs: dict[int, list[Tensor]], mine: list[Tensor]) -> list[dist.Work]:
+        """Messages between two, as broadcasts in groups of two; the lower rank's comes first, as on the other side."""
+        works = []
+        for peer in sorted({*receivers, *theirs}):  # in one order everywhere, as making a group waits for the other
+            group = self.group((min(self.rank, peer), max(self.rank, peer)))
+            outward = [group.broadcast(part, self.rank) for part in mine if peer in receivers and self.rank < peer]
+            inward = [group.broadcast(part, peer) for part in theirs.get(peer, ())]
+            outward += [group.broadcast(part, self.rank) for part in mine if peer in receivers and self.rank > peer]
+            works += inward + outward
+        self.wire_bytes += len(receivers) * sum(part.numel() * part.element_size() for part in mine)
+        return works
+
+    # Collectives.
+
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> dist.Work | None:
+        """Start an in-place sum among ``ranks``. Gloo takes CUDA tensors too, and copies them to the host and back."""
+        if len(ranks) < 2:
+            return None
+        self.wire_bytes += 2 * (len(ranks) - 1) * tensor.numel() * tensor.element_size() // len(ranks)
+        if tensor.is_cuda and self._nccl is not None and ranks == self._everyone:
+            work: dist.Work = dist.all_reduce(tensor, group=self._nccl, async_op=True)
+            return work
+        return self.group(ranks).all_reduce(tensor)
+
+    def group(self, ranks: tuple[int, ...]) -> Group:
+        """The group of these ranks, made by all of them when it is first asked for."""
+        if ranks not in self._groups:
+            self._groups[ranks] = Group("-".join(map(str, ranks)), ranks, self._board, self.waiter)
+        return self._groups[ranks]
+
+    # Beside the strategy: start, average, ending. A group of their own, so that they pass what is in flight.
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Rank 0's values for all, as bytes: Gloo does not know every dtype."""
+        if self._side is not None:
+            staged = _host(tensor.detach()).contiguous().reshape(-1).view(torch.uint8)
+            self.waiter.wait([self._side.broadcast(staged, 0)], "rank 0's weights")
+            tensor.copy_(staged.view(tensor.dtype).view(tensor.shape))
+
+    def agree_on(self, tensor: Tensor, op: Any, what: str) -> Tensor:
+        """A blocking reduction among all; gives a new tensor."""
+        staged = _host(tensor.clone())
+        if self._side is not None:
+            self.waiter.wait([self._side.all_reduce(staged, op)], what)
+        return staged
+
+    def park(self) -> None:
+        """Leave the groups as they are; see ``Group.park``."""
+        for group in self._all_groups():
+            group.park()
+
+    def close(self) -> None:
+        """Give the groups back. All ranks are through with them."""
+        for group in self._all_groups():
+            group.close()
+        if self._nccl is not None:
+            dist.destroy_process_group(self._nccl)
+        self._groups, self._side, self._nccl = {}, None, None
+
+    def _all_groups(self) -> list[Group]:
+        return [*self._groups.values(), *([self._side] if self._side is not None else [])]
+
+
+def _host(tensor: Tensor) -> Tensor:
+    return tensor.cpu() if tensor.is_cuda else tensor
+
+
+def _length(x: Vec, codec: Codec) -> int:
+    return sum(codec.message_bytes(p.numel(), p.element_size()) for p in x.parts)
+
+
+def _encode(x: Vec, codec: Codec, key: tuple[int, ...]) -> Tensor:
+    messages = [codec.encode(p, (*key, k)) for k, p in enumerate(x.parts)]
+    return messages[0] if len(messages) == 1 else torch.cat([m.cpu() for m in messages])
+
+
+def _decode(message: Tensor, like: Vec, codec: Codec) -> Vec:
+    parts, start = [], 0
+    for p in like.parts:
+        length = codec.message_bytes(p.numel(), p.element_size())
+        parts.append(codec.decode(message[start : start + length].to(p.device), p))
+        start += length
+    return Vec([p.to(wide(p.dtype)) for p in parts])

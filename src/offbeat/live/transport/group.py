@@ -1,0 +1,101 @@
+"""A Gloo group of our own, of all workers or of a few.
+
+Not ``dist.new_group``: that names a group after the number of groups this process has made, which differs between
+workers as soon as some of them are made in pairs, and it would show up among the user's groups. Only collectives are
+used, also between two: a wait for ``isend`` or ``irecv`` that runs out closes Gloo's connections for good, while a wait
+for a collective may be cut into slices.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+import weakref
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions
+
+from offbeat.live.transport.board import Board
+from offbeat.live.transport.waiter import Waiter
+
+CONNECT = timedelta(seconds=20)  # for the other members, once all have said that they are there
+LONG = timedelta(days=7)  # Gloo's own timeout kills a group for good; our patience is kept by the waiter
+GRACE_S = 5.0
+PARKING_S = 0.05  # much longer than a thread needs that has ended an operation
+
+
+class Group:
+    """The collectives among ``ranks``. Every member makes them in the same order."""
+
+    def __init__(self, name: str, ranks: tuple[int, ...], board: Board, waiter: Waiter) -> None:
+        # Gloo's own meeting is deaf to signals and to failures, so nobody enters it before all are there.
+        waiter.until(board.meeting(name, ranks), f"ranks {', '.join(map(str, ranks))} to make a group")
+        board.check()  # one that came, and left again since somebody had failed, will not be met
+        self.ranks = ranks
+        connect = min(CONNECT, timedelta(seconds=waiter.patience_s))  # Gloo may take five times as long
+        place = ranks.index(board.rank)
+        try:
+            self._gloo: Any = dist.ProcessGroupGloo(board.store(name), place, len(ranks), connect)
+        except RuntimeError as error:
+            raise board.lost(f"the meeting of ranks {', '.join(map(str, ranks))}") from error
+        self._travelling: list[weakref.ref[Tensor]] = []
+
+    def all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> dist.Work:
+        """Start an in-place reduction."""
+        options = dist.AllreduceOptions()
+        options.reduceOp, options.timeout = op, LONG
+        return self._gloo.allreduce([self._alias(tensor)], options)  # type: ignore[no-any-return]
+
+    def broadcast(self, tensor: Tensor, source: int) -> dist.Work:
+        """Start giving rank ``source``'s tensor to all."""
+        options = dist.BroadcastOptions()
+        options.rootRank, options.timeout = self.ranks.index(source), LONG
+        return self._gloo.broadcast([self._alias(tensor)], options)  # type: ignore[no-any-return]
+
+    def all_gather(self, everyones: list[Tensor], tensor: Tensor) -> dist.Work:
+        """Start collecting everybody's tensor, in the order of the ranks."""
+        options = AllgatherOptions()
+        options.timeout = LONG
+        outputs, inputs = [[self._alias(t) for t in everyones]], [self._alias(tensor)]
+        return self._gloo.allgather(outputs, inputs, options)  # type: ignore[no-any-return]
+
+    def _alias(self, tensor: Tensor) -> Tensor:
+        """The same memory under another name, which lives exactly as long as Gloo's threads hold it."""
+        alias = tensor.detach()
+        self._travelling = [ref for ref in self._travelling if ref() is not None]
+        self._travelling.append(weakref.ref(alias))
+        return alias
+
+    def close(self) -> None:
+        """Give the group back; all members are through with it.
+
+        Destroying it joins its threads while this thread holds the interpreter lock. A thread that has just ended its
+        last operation and is about to let go of the tensors would want that lock: wait until it has let go.
+        """
+        if not self._have_arrived(GRACE_S):
+            return self.park()
+        self._gloo = None
+
+    def _have_arrived(self, within_s: float) -> bool:
+        """Whether Gloo's threads have let go of all tensors, or do so soon."""
+        deadline = time.monotonic() + within_s
+        while any(ref() is not None for ref in self._travelling):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.0002)
+        return True
+
+    def park(self) -> None:
+        """Never give the group back: destroying one with an operation pending blocks until its timeout.
+
+        The process is about to end; the operating system closes the sockets, which releases the peers. Its tensors are
+        kept too: a Gloo thread that lets go of the last reference would ask for an interpreter that is gone. Those of
+        operations that have just ended are not.
+        """
+        self._have_arrived(PARKING_S)
+        for kept in (self._gloo, *(ref() for ref in self._travelling)):
+            if kept is not None:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))

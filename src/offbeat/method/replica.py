@@ -1,0 +1,110 @@
+"""One worker's side of a strategy: its weights, its optimiser step, its steps, what it must remember."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from offbeat.method.effects import Next, Turn
+from offbeat.tensors.vector import Vec, pack
+from offbeat.topology.hierarchy import Nodes
+
+
+class Replica:
+    """What a strategy calls ``me``.
+
+    ``x`` are the weights, ``model`` the weights together with floating buffers (such as BatchNorm statistics): both
+    are the live memory of the model, so ``me.x.copy_(…)`` changes it. ``horizon`` is the number of steps of the run
+    where that is known; ``parameters`` how many the weights consist of, where gradients say which of them they used.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        x: Vec,
+        buffers: Vec,
+        update: Callable[[Vec], None],
+        groups: Callable[[], list[dict[str, Any]]],
+        seed: int = 0,
+        horizon: int | None = None,
+        after: Callable[[], None] = lambda: None,
+        parameters: int = 0,
+    ) -> None:
+        self.rank, self.size, self.seed, self.horizon = rank, size, seed, horizon
+        self.x, self.parameters = x, parameters
+        self.model = pack(x, buffers) if buffers.parts else x
+        self.t = 0
+        self.memory = SimpleNamespace()
+        self._update = update
+        self._groups, self._after = groups, after
+
+    @property
+    def lr(self) -> float:
+        """The inner optimiser's learning rate now (its first parameter group's)."""
+        groups = self._groups()
+        return float(groups[0]["lr"]) if groups else 0.0
+
+    def step(self, g: Vec | None, lr_scale: float = 1.0) -> None:
+        """Let the inner optimiser take a step with gradient ``g``; without one, nothing moves (momentum neither).
+
+        ``lr_scale`` multiplies the learning rate for this step.
+        """
+        if g is None:
+            return
+        if lr_scale == 1.0:
+            self._update(g)
+        else:
+            groups = self._groups()
+            rates = [group["lr"] for group in groups]
+            for group in groups:
+                group["lr"] = group["lr"] * lr_scale
+            self._update(g)
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
+        self._after()
+
+    def steps(self) -> Steps:
+        """The steps of the run, from where it stands (after a resume not from 0); everybody takes all of them."""
+        return Steps(self, None)
+
+    def own_steps(self, per_node: int = 1) -> Steps:
+        """The steps this worker, or one of its node, has data for: no turns are taken for the sake of others."""
+        nodes = Nodes(self.size, per_node)
+        return Steps(self, nodes.ranks(nodes.of(self.rank)))
+
+    def release(self) -> None:
+        """The run is over: let go of the weights' memory. What the strategy remembers stays, for a checkpoint."""
+        self.x = self.model = Vec(())
+        self._update = lambda g: None
+
+    def recall(self, **first: Any) -> SimpleNamespace:
+        """What this strategy remembers across a checkpoint: numbers, ``None``, vectors, and lists of these.
+
+        The arguments are the values at the very beginning.
+        """
+        for name, value in first.items():
+            if not hasattr(self.memory, name):
+                setattr(self.memory, name, value)
+        return self.memory
+
+
+class Steps:
+    """``async for t in me.steps()``. The step counter moves on when the body of the loop is through."""
+
+    __slots__ = ("_among", "_begun", "_me")
+
+    def __init__(self, me: Replica, among: tuple[int, ...] | None) -> None:
+        self._me, self._among, self._begun = me, among, False
+
+    def __aiter__(self) -> Steps:
+        return self
+
+    async def __anext__(self) -> int:
+        if self._begun:
+            self._me.t += 1
+        self._begun = True
+        if await Next(self._me.t, self._among) is Turn.STOP:
+            raise StopAsyncIteration
+        return self._me.t

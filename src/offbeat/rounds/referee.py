@@ -1,0 +1,145 @@
+"""When a partial round starts.
+
+Rounds of a channel are numbered 0, 1, 2, … and run in that order; a run that was taken up again goes on with the number
+it had reached. Everything is decided by these numbers, never by timing. A *base* is the number of results that were
+contained in the weights a step was begun with; a contribution with base b in round v is stale by v − b.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from offbeat.rounds.rules import Rules
+
+
+@dataclass
+class Referee:
+    """Says when a round starts. One for a channel."""
+
+    rules: Rules
+    size: int
+    seed: int
+    started: int = 0  # rounds started so far, so also the number of the next one
+    _position: list[int] = field(default_factory=list)  # the last round a worker has arrived for
+    _computing: list[int | None] = field(default_factory=list)  # the base of the step it is in, if it is in one
+    _deposit: list[int] = field(default_factory=list)  # the base of its last deposit
+    _finished: set[int] = field(default_factory=set)
+    _standing: set[int] = field(default_factory=set)
+    _held: set[int] = field(default_factory=set)
+    _training: set[int] = field(default_factory=set)  # neither finished nor standing nor held
+    _arrived: set[int] = field(default_factory=set)  # of those, who has arrived for the next round
+
+    def __post_init__(self) -> None:
+        self._training = set(range(self.size))
+        self._position = [self.started - 1] * self.size
+        self._computing = [self.started] * self.size
+        self._deposit = [self.started] * self.size
+
+    def arrived(self, rank: int, position: int, base: int, next_base: int | None = None) -> list[int]:
+        """``rank`` has deposited work with ``base`` and counts for round ``position``. The rounds that start."""
+        self._position[rank] = max(self._position[rank], position)
+        self._note(rank)
+        return self.passed(rank, base, next_base)
+
+    def passed(self, rank: int, base: int, next_base: int | None = None) -> list[int]:
+        """``rank`` has deposited work with ``base`` too late for the round it was made for, and goes on.
+
+        ``next_base``: what its next step will contain at least, where it may have begun before ``began`` is heard.
+        """
+        self._computing[rank], self._deposit[rank] = next_base, base
+        return self._start()
+
+    def began(self, rank: int, base: int) -> list[int]:
+        """``rank`` computes at weights that contain ``base`` results."""
+        self._computing[rank] = base
+        return self._start()
+
+    def finished(self, rank: int) -> list[int]:
+        """``rank`` has no more data; it never counts again."""
+        self._finished.add(rank)
+        return self.stands(rank)
+
+    def renewed(self, rank: int, base: int) -> list[int]:
+        """A worker without a step to take has taken ``base`` results; its weights are as new as that."""
+        self._deposit[rank] = base
+        return self._start()
+
+    def stands(self, rank: int) -> list[int]:
+        """``rank`` takes no step until it is back: nobody waits for it."""
+        self._standing.add(rank)
+        self._computing[rank] = None
+        self._leaves(rank)
+        return self._start()
+
+    def back(self, rank: int) -> list[int]:
+        """``rank`` is about to take steps again, unless it has finished."""
+        self._standing.discard(rank)
+        self._returns(rank)
+        return self._start()
+
+    def held(self, ranks: set[int]) -> list[int]:
+        """These, and no others, are held up elsewhere: nobody waits for them until they are free.
+
+        What such a worker was computing may come in later than a bound allows: a bound that waited for it could lock.
+        """
+        before, self._held = self._held, set(ranks)
+        for rank in self._held - before:
+            self._leaves(rank)
+        for rank in before - self._held:
+            self._returns(rank)
+        return self._start()
+
+    @property
+    def waits(self) -> bool:
+        """Whether somebody has arrived for a round that may not start yet."""
+        return bool(self._arrived)
+
+    @property
+    def holds(self) -> bool:
+        """Whether somebody is held up elsewhere."""
+        return bool(self._held)
+
+    def _leaves(self, rank: int) -> None:
+        self._training.discard(rank)
+        self._arrived.discard(rank)
+
+    def _returns(self, rank: int) -> None:
+        if rank not in self._finished | self._standing | self._held:
+            self._training.add(rank)
+            self._note(rank)
+
+    @property
+    def all_finished(self) -> bool:
+        return len(self._finished) == self.size
+
+    def _note(self, rank: int) -> None:
+        if rank in self._training and self._position[rank] >= self.started:
+            self._arrived.add(rank)
+
+    def _start(self) -> list[int]:
+        begun = []
+        while self._may_start(self.started):
+            begun.append(self.started)
+            self.started += 1
+            self._arrived = {r for r in self._arrived if self._position[r] >= self.started}
+        return begun
+
+    def _may_start(self, version: int) -> bool:
+        arrived, training = self._arrived, self._training
+        if not arrived:
+            return False
+        if self.rules.is_full(version):
+            return len(arrived) == len(training)
+        if not self.rules.wait.satisfied(version, arrived, training, self.size, self.seed):
+            return False
+        if self.rules.bound is None:
+            return True
+        return not any(self._too_old(r, version) for r in range(self.size) if r not in arrived and r not in self._held)
+
+    def _too_old(self, rank: int, version: int) -> bool:
+        """Would leaving ``rank`` out of this round let something older than the bound be applied?"""
+        assert self.rules.bound is not None
+        if self.rules.absent == "last":  # its last weights would answer for it, in this round
+            return version - self._deposit[rank] > self.rules.bound
+        base = self._computing[rank]  # what it is computing would come in the next round at the earliest
+        return base is not None and version + 1 - base > self.rules.bound

@@ -1,0 +1,41 @@
+"""How the rounds of a channel go: the settings that the referee, the seats and the trays obey."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from offbeat.rounds.waiting import Wait
+
+CatchUp = Literal["current", "every_step"]
+Absent = Literal["carry", "drop", "last", "shared"]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How the rounds of a channel go.
+
+    ``full_every``: every n-th round is full, all workers stop for it. ``bound``: a round waits for a worker whose next
+    contribution would otherwise be older than that. ``late``: how many rounds a result may stay out while its worker
+    goes on computing (0: it waits for it). ``fade``: a gradient counts the less, the staler it is.
+    """
+
+    wait: Wait
+    absent: Absent
+    full_every: int | None = None
+    bound: int | None = None
+    catch_up: CatchUp = "current"
+    late: int = 0
+    fade: bool = False
+
+    def among(self, workers: int) -> Rules:
+        """The rules where so many take part: alone there is nobody to wait for, so nothing needs to be late."""
+        return self if workers > 1 else replace(self, late=0)
+
+    @property
+    def of_weights(self) -> bool:
+        """Weights are averaged within a block; else gradients are summed and divided by all."""
+        return self.absent in ("last", "shared")
+
+    def is_full(self, version: int) -> bool:
+        return self.full_every is not None and (version + 1) % self.full_every == 0

@@ -1,0 +1,156 @@
+"""What answers for a worker: its tray, and the snapshot a round takes of it.
+
+A tray is written by its worker and read by its worker's clerk. A snapshot carries the record of what was in it, so that
+"fresh" and "stale" are known, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from offbeat.rounds.rules import Absent, CatchUp
+from offbeat.tensors.vector import Vec
+
+
+@dataclass(frozen=True, slots=True)
+class Deposit:
+    """One deposit: the worker's own step (−1: none), and how many results its weights contained."""
+
+    step: int
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What one worker contributes to one round."""
+
+    value: Vec | None
+    pieces: tuple[Deposit, ...]
+    deposits: int  # how many deposits the worker had made by then
+
+    def staleness(self, version: int) -> int | None:
+        """Of its oldest piece; None if it contributes nothing."""
+        return max((version - p.base for p in self.pieces), default=None)
+
+    def fresh(self, version: int, catch_up: CatchUp) -> bool:
+        """Is a step in it that was begun with all results before this round (or, step for round, this round's step)?
+
+        Older pieces beside it change nothing; weights that answer before the first step, or after the last, are not.
+        """
+        if catch_up == "every_step":
+            return any(p.step == version for p in self.pieces)
+        return any(p.step >= 0 and p.base == version for p in self.pieces)
+
+
+@dataclass
+class Tray:
+    """One worker's tray. Not safe by itself: the live world holds a lock around each method.
+
+    ``new`` gives memory to copy into, where that is special. ``scale``: what gradients are multiplied with on their way
+    into the tray.
+    """
+
+    absent: Absent
+    new: Callable[[], Vec] | None = None
+    scale: float = 1.0
+    value: Vec | None = None
+    pieces: list[Deposit] = field(default_factory=list)
+    deposits: int = 0
+    lost: list[Deposit] = field(default_factory=list)
+    spare: list[Vec] = field(default_factory=list)  # memory that nobody reads any more: fresh pages are slow
+    _is_out: bool = False  # a snapshot of shared weights is on its way
+    _since: Vec | None = None  # what was added to them meanwhile
+
+    def deposit(self, x: Vec, piece: Deposit, weight: float = 1.0) -> None:
+        """Add a gradient to what is owed, a step to shared weights, or put newer weights in place of the old ones.
+
+        ``x`` is copied; a gradient counts ``weight``.
+        """
+        self.deposits += 1
+        if self.absent == "shared" and self.value is not None:
+            self._add(x)
+            self.pieces.append(piece)
+            return
+        factor = weight if self.absent in ("last", "shared") else weight * self.scale
+        if self.absent == "carry" and self.value is not None:
+            self.value.add_(x, alpha=factor)
+            self.pieces.append(piece)
+            return
+        if self.absent == "drop":
+            self.lost += self.pieces
+        self.value = self._copy(x, factor) if self.value is None else x.put_into(self.value, factor)
+        self.pieces = [piece]
+
+    def _add(self, step: Vec) -> None:
+        assert self.value is not None
+        if not self._is_out:
+            self.value.add_(step)
+        elif self._since is None:
+            self._since = self._copy(step)
+        else:
+            self._since.add_(step)
+
+    def _copy(self, x: Vec, factor: float = 1.0) -> Vec:
+        if self.new is None:
+            return x.clone() if factor == 1.0 else x * factor
+        return x.put_into(self.memory(), factor)
+
+    def memory(self) -> Vec:
+        """Some to write into, where ``new`` is given."""
+        assert self.new is not None
+        return self.spare.pop() if self.spare else self.new()
+
+    def discard(self, piece: Deposit) -> None:
+        """A gradient that came too late, where late ones are dropped."""
+        self.deposits += 1
+        self.lost.append(piece)
+
+    def snapshot(self, version: int, made_for_it: bool, scale: float = 1.0) -> Snapshot:
+        """What the worker gives to round ``version``; gradients leave the tray, weights stay in it.
+
+        ``made_for_it``: whether the newest piece was made for this round (else it is lost where late ones are dropped).
+        ``scale``: what weights are multiplied with.
+        """
+        value, pieces = self.value, tuple(self.pieces)
+        if self.absent in ("last", "shared"):
+            if self.absent == "shared":
+                self.pieces, self._is_out = [], True
+            return Snapshot(None if value is None else self._copy(value, scale), pieces, self.deposits)
+        self.value, self.pieces = None, []
+        if self.absent == "drop" and pieces and not made_for_it:
+            self.lost += pieces
+            value, pieces = None, ()
+        return Snapshot(value, pieces, self.deposits)
+
+    def adopt(self, mean: Vec) -> None:
+        """Shared weights follow the round: what was sent becomes the mean, and what was added since stays on top.
+
+        So the sum over all workers changes only by what they add, whoever was late.
+        """
+        assert self.value is not None, "shared weights are there from the beginning"
+        self.value.copy_(mean)
+        if self._since is not None:
+            self.value.add_(self._since)
+            self.spare.append(self._since)
+        self._is_out, self._since = False, None
+
+    def show_into(self, target: Vec) -> Vec:
+        """Shared weights, with everything that was added."""
+        assert self.value is not None, "shared weights are there from the beginning"
+        self.value.put_into(target)
+        return target if self._since is None else target.add_(self._since)
+
+    def owed(self) -> Vec | None:
+        """A copy of the gradients in the tray, as they came."""
+        return None if self.value is None else self.value * (1.0 / self.scale)
+
+    def put_back(self, snapshot: Snapshot) -> None:
+        """The round failed: what was taken is owed again, or lost if something newer has taken its place."""
+        if self.absent in ("last", "shared") or snapshot.value is None:
+            return
+        if self.absent == "drop" and self.value is not None:
+            self.lost += snapshot.pieces
+            return
+        self.value = snapshot.value if self.value is None else snapshot.value.add_(self.value)
+        self.pieces = [*snapshot.pieces, *self.pieces]

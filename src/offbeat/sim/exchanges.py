@@ -1,0 +1,231 @@
+"""Exchanges in virtual time: who must be there, when the result arrives, what it holds, how many bytes were sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import simpy
+
+from offbeat.method.effects import Mix, Ticket
+from offbeat.method.replica import Replica
+from offbeat.runs.trace import Round, Trace
+from offbeat.sim.network import Network, all_gather_bytes, all_reduce_bytes
+from offbeat.tensors.codec import Codec, sent_to
+from offbeat.tensors.sums import coded, mean, weighted, wire_bytes
+from offbeat.tensors.vector import Vec
+from offbeat.topology import Mixing
+
+BUCKET_BYTES = 25 * 2**20  # DDP's, and the live world's
+FORWARD = 1 / 3  # of a step's computation; gradients appear during the rest
+
+
+class Pending(Ticket[Vec]):
+    """One worker's stake in an exchange."""
+
+    __slots__ = ("arrived", "asked_s", "rank", "together_s", "value", "waiter")
+
+    def __init__(self, rank: int, asked_s: float) -> None:
+        self.rank, self.asked_s = rank, asked_s
+        self.arrived = False
+        self.value: Vec | None = None
+        self.waiter: object = None
+        self.together_s = asked_s  # when everybody was there: before it is waiting, after it communication
+
+
+@dataclass
+class _Block:
+    """A uniform average among some ranks: over when the last one is there."""
+
+    ranks: tuple[int, ...]
+    x: dict[int, Vec] = field(default_factory=dict)
+    starts: dict[int, tuple[float, float, Callable[[], Vec] | None]] = field(default_factory=dict)
+    pending: dict[int, Pending] = field(default_factory=dict)
+
+
+@dataclass
+class _Gossip:
+    """Messages along a graph: each worker goes on when its own neighbours' have come."""
+
+    x: dict[int, Vec] = field(default_factory=dict)
+    arrival_s: dict[tuple[int, int], float] = field(default_factory=dict)
+    pending: dict[int, Pending] = field(default_factory=dict)
+    W: dict[int, Mixing] = field(default_factory=dict)
+    waited_s: dict[int, float] = field(default_factory=dict)
+    last: int = 0
+    due: int = 0  # how many take part: whoever averages in a block, or keeps its own, does not come here
+
+
+class Exchanges:
+    """All exchanges under way. The n-th mix of a worker belongs to exchange n."""
+
+    def __init__(
+        self, env: simpy.Environment, network: Network, trace: Trace, arrived: Callable[[Pending], None]
+    ) -> None:
+        self._env, self._network, self._trace, self._arrived = env, network, trace, arrived
+        self.keeps_rounds = trace.keep_rounds
+        self._blocks: dict[tuple[int, int], _Block] = {}
+        self._gossips: dict[int, _Gossip] = {}
+        self.bytes_sent = 0
+
+    def mix(self, me: Replica, seq: int, effect: Mix, begun: bool) -> Pending:
+        """Worker ``me`` posts its share of exchange ``seq``. What goes on changing (``begun``) is copied now."""
+        rank, pending = me.rank, Pending(me.rank, self._env.now)
+        codec = sent_to(effect.codec, effect.W.audience(rank))
+        x = effect.x if codec is None else coded(effect.x, codec, (me.seed, rank, seq))
+        ranks = effect.W.block(rank)
+        if ranks == (rank,):
+            pending.value, pending.arrived = (x.clone() if begun else x), True
+        elif ranks is not None:
+            block = self._block(seq, ranks)
+            block.x[rank] = x.clone() if begun and x is effect.x else x
+            block.pending[rank] = pending
+            if len(block.pending) == len(ranks):
+                self._average(seq, block, wire_bytes(effect.x, codec), codec)
+        else:
+            self._gossip(me, seq, effect, x if x is not effect.x else x.clone(), pending)
+        return pending
+
+    def gradient(
+        self,
+        me: Replica,
+        seq: int,
+        W: Mixing,
+        codec: Codec | None,
+        start_s: float,
+        compute_s: float,
+        gradient: Callable[[], Vec] | None,
+    ) -> Pending:
+        """Worker ``me`` begins to compute a gradient that is averaged while it appears (``None``: it has no data)."""
+        ranks = W.block(me.rank)
+        if ranks is None:
+            raise ValueError(f"gradients are averaged among whole groups, but rank {me.rank}'s row is {W.row(me.rank)}")
+        pending = Pending(me.rank, start_s + compute_s)
+        block = self._block(seq, ranks)
+        block.pending[me.rank] = pending
+        block.starts[me.rank] = (start_s, compute_s, gradient)
+        if len(block.pending) == len(ranks):
+            self._overlap(me, seq, block, codec)
+        return pending
+
+    def _block(self, seq: int, ranks: tuple[int, ...]) -> _Block:
+        key = (seq, ranks[0])  # blocks are disjoint, so the first rank names one; hashing a thousand ranks takes long
+        block = self._blocks.get(key)
+        if block is None:
+            block = self._blocks[key] = _Block(ranks)
+        elif block.ranks is not ranks and block.ranks != ranks:
+            raise ValueError(f"workers disagree on exchange {seq}: it is among {block.ranks} and among {ranks}")
+        return block
+
+    def _average(self, seq: int, block: _Block, nbytes: int, codec: Codec | None) -> None:
+        del self._blocks[seq, block.ranks[0]]
+        count = len(block.ranks)
+        value = mean([block.x[r] for r in block.ranks], count)
+        seconds = self._charge(block.ranks, nbytes, codec)
+        self._deliver(seq, block, self._env.now, seconds, lambda: value)
+
+    def _charge(self, ranks: tuple[int, ...], nbytes: int, codec: Codec | None) -> float:
+        if codec is None:
+            self.bytes_sent += all_reduce_bytes(len(ranks), nbytes)
+            return self._network.all_reduce_s(ranks, nbytes)
+        self.bytes_sent += all_gather_bytes(len(ranks), nbytes)
+        return self._network.all_gather_s(ranks, nbytes)
+
+    def _overlap(self, me: Replica, seq: int, block: _Block, codec: Codec | None) -> None:
+        del self._blocks[seq, block.ranks[0]]
+        ranks, starts = block.ranks, list(block.starts.values())
+        codec = sent_to(codec, len(ranks) - 1)
+        nbytes = wire_bytes(me.x, codec)
+        buckets = 1 if codec else max(1, math.ceil(nbytes / BUCKET_BYTES))
+        ready_s = [
+            max(start + compute * (FORWARD + (1 - FORWARD) * (k + 1) / buckets) for start, compute, _ in starts)
+            for k in range(buckets)
+        ]
+        over_s = 0.0
+        for ready in ready_s:  # one after the other, each when every worker has its share of it
+            over_s = max(over_s, ready) + self._network_s(ranks, nbytes / buckets, codec)
+        self._charge(ranks, nbytes, codec)
+        contributions = [(r, g) for r in ranks if (g := block.starts[r][2]) is not None]
+
+        def value() -> Vec | None:
+            gradients = [(r, g()) for r, g in contributions]
+            if codec is not None:
+                gradients = [(r, coded(g, codec, (me.seed, r, seq))) for r, g in gradients]
+            return mean([g for _, g in gradients], len(gradients)) if gradients else None
+
+        self._deliver(seq, block, ready_s[-1], over_s - self._env.now, value)
+
+    def _network_s(self, ranks: tuple[int, ...], nbytes: float, codec: Codec | None) -> float:
+        if codec is None:
+            return self._network.all_reduce_s(ranks, nbytes)
+        return self._network.all_gather_s(ranks, nbytes)
+
+    def _deliver(
+        self, seq: int, block: _Block, together_s: float, seconds: float, value: Callable[[], Vec | None]
+    ) -> None:
+        last = next(reversed(block.pending))
+
+        def arrive(_: object) -> None:
+            result, now = value(), self._env.now
+            ordered = [block.pending[r] for r in block.ranks]
+            if self.keeps_rounds:
+                waited = {p.rank: max(0.0, now - p.asked_s) for p in ordered}
+                self._trace.rounds.append(Round(seq, last, block.ranks, dict.fromkeys(block.ranks, 0), waited, now))
+            for pending in ordered:
+                pending.value, pending.arrived, pending.together_s = result, True, together_s
+            for pending in ordered:
+                self._arrived(pending)
+
+        self._env.timeout(max(0.0, seconds)).callbacks.append(arrive)
+
+    def _gossip(self, me: Replica, seq: int, effect: Mix, x: Vec, pending: Pending) -> None:
+        rank, now, W = me.rank, self._env.now, effect.W
+        gossip = self._gossips.get(seq)
+        if gossip is None:
+            gossip = self._gossips[seq] = _Gossip(due=sum(W.block(r) is None for r in range(W.size)))
+        nbytes = wire_bytes(effect.x, effect.codec)
+        gossip.x[rank], gossip.W[rank], gossip.pending[rank], gossip.last = x, W, pending, rank
+        leaves_s = now
+        for receiver in W.receivers(rank):
+            latency = self._network.latency(rank, receiver)
+            leaves_s += self._network.send_s(rank, receiver, nbytes) - latency
+            gossip.arrival_s[rank, receiver] = leaves_s + latency
+            self.bytes_sent += nbytes
+        for receiver in (rank, *W.receivers(rank)):
+            if receiver in gossip.pending and all(s in gossip.x for s in gossip.W[receiver].senders(receiver)):
+                self._collect(me, seq, gossip, receiver)
+
+    def _collect(self, me: Replica, seq: int, gossip: _Gossip, rank: int) -> None:
+        W, pending = gossip.W[rank], gossip.pending[rank]
+        over_s = max((gossip.arrival_s[s, rank] for s in W.senders(rank)), default=self._env.now)
+        together_s = self._env.now
+
+        def arrive(_: object) -> None:
+            pending.value = weighted((w, gossip.x[j]) for j, w in W.row(rank).items())
+            pending.arrived, pending.together_s = True, together_s
+            gossip.waited_s[rank] = max(0.0, self._env.now - pending.asked_s)
+            if len(gossip.waited_s) == gossip.due:
+                self._forget(seq, gossip)
+            self._arrived(pending)
+
+        self._env.timeout(max(0.0, over_s - self._env.now)).callbacks.append(arrive)
+
+    def _forget(self, seq: int, gossip: _Gossip) -> None:
+        del self._gossips[seq]
+        if self.keeps_rounds:
+            ranks = tuple(sorted(gossip.waited_s))
+            staleness = dict.fromkeys(ranks, 0)
+            self._trace.rounds.append(Round(seq, gossip.last, ranks, staleness, gossip.waited_s, self._env.now))
+
+    def missing(self) -> dict[int, list[int]]:
+        """For each rank that waits: the ranks that have not come."""
+        out: dict[int, list[int]] = {}
+        for block in self._blocks.values():
+            for rank in block.pending:
+                out[rank] = [r for r in block.ranks if r not in block.pending]
+        for gossip in self._gossips.values():
+            for rank, pending in gossip.pending.items():
+                if not pending.arrived:
+                    out[rank] = [s for s in gossip.W[rank].senders(rank) if s not in gossip.x]
+        return out

@@ -1,0 +1,1 @@
+"""Vectors of a whole model: how they lie in memory, are summed, and are coded."""

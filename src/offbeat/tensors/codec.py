@@ -1,0 +1,326 @@
+"""What goes over the wire, and how many bytes it takes.
+
+A codec turns a flat tensor into a message of bytes and back. Quantised values cannot be summed on the way, so a
+strategy gathers the messages of all workers and every worker decodes and averages them itself, its own included.
+What goes to nobody is not coded (``sent_to``): one worker, or a group of one, trains as without a codec.
+
+=============  ===================================================  ===========================
+``bf16()``     cast; keeps the range of float32, 8 bits of mantissa  2 bytes a number
+``fp16()``     cast; above 65504 it becomes infinite                 2 bytes a number
+``int8()``     nearest of 255 levels, scaled by each bucket's max    1 byte, and 4 a bucket
+``qsgd(b)``    QSGD: stochastic rounding, right on average           b bits, and 4 bytes a bucket
+=============  ===================================================  ===========================
+
+*Broken numbers stay broken.* A bucket that holds a NaN or an infinity decodes to NaN as a whole, so that a diverged
+worker is seen by everybody. *float64* is quantised and decoded in float64, but a bucket's norm travels as float32: the
+result is as good as the norm's 24 bits, and a norm outside float32's range decodes to NaN (too big) or 0 (too small).
+
+Reference: Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, NeurIPS 2017.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from offbeat.basics import draw
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_NORM_BYTES = 4
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """Bytes from numbers, numbers from bytes. Codecs are values: equal settings make equal codecs."""
+
+    @property
+    def name(self) -> str:
+        """Short name, as on the command line."""
+
+    def encode(self, x: Tensor, key: tuple[int, ...]) -> Tensor:
+        """The message (1-D uint8, on x's device) for a 1-D floating tensor.
+
+        Any randomness comes from ``key`` alone, so the same key gives the same bytes (on the same kind of device: CPU
+        and CUDA generators differ). Put the rank into the key: workers that share draws share their rounding errors,
+        and averaging then no longer cancels them.
+        """
+
+    def decode(self, message: Tensor, like: Tensor) -> Tensor:
+        """The numbers in a message, as a 1-D tensor with the length, dtype and device of ``like``."""
+
+    def message_bytes(self, numel: int, itemsize: int) -> int:
+        """The exact length of the message for ``numel`` numbers of ``itemsize`` bytes each."""
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Send every number in a narrower floating type, rounded to nearest."""
+
+    name: str
+    dtype: torch.dtype
+
+    def encode(self, x: Tensor, key: tuple[int, ...]) -> Tensor:
+        _check_input(self, x)
+        # A copy even where the type is already right: a message must not change when the weights do.
+        return x.detach().to(self.dtype, copy=True, memory_format=torch.contiguous_format).view(torch.uint8)
+
+    def decode(self, message: Tensor, like: Tensor) -> Tensor:
+        _check_message(self, message, like)
+        return message.clone().view(self.dtype).to(like.device, like.dtype)
+
+    def message_bytes(self, numel: int, itemsize: int) -> int:
+        return numel * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Send every number as one of 2s + 1 levels of its bucket's norm, s = 2^(bits − 1) − 1.
+
+    The message is the float32 norms of all buckets, then all codes (two's complement) without a gap between them.
+    """
+
+    name: str
+    bits: int
+    bucket: int
+    norm: Literal["max", "l2"]
+    rounding: Literal["stochastic", "nearest"]
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.bits <= 16:
+            raise ValueError(f"{self.bits} bits cannot hold a sign and a level; use 2 to 16 bits")
+        if self.bucket < 1:
+            raise ValueError(f"a bucket of {self.bucket} numbers is empty; use a bucket of 1 or more, such as 512")
+        if self.norm not in ("max", "l2"):
+            raise ValueError(f"there is no norm {self.norm!r}; use 'max' or 'l2'")
+
+    @property
+    def s(self) -> int:
+        """The highest level."""
+        return int(2 ** (self.bits - 1)) - 1
+
+    def encode(self, x: Tensor, key: tuple[int, ...]) -> Tensor:
+        _check_input(self, x)
+        n = x.numel()
+        if n == 0:
+            return torch.empty(0, dtype=torch.uint8, device=x.device)
+        v = self._buckets(x.detach())
+        norms = self._norms(v)
+        broken = ~torch.isfinite(norms)
+        # Casting NaN to an integer is undefined. A broken bucket sends zeros instead, and its norm tells the tale:
+        # 0 × NaN and 0 × inf are both NaN.
+        scale = torch.where((norms > 0) & ~broken, norms, 1).to(v.dtype)
+        a = v.abs().masked_fill_(broken, 0).div_(scale).mul_(self.s).clamp_(max=self.s)
+        if self.rounding == "nearest":
+            level = a.round_()
+        else:
+            # Not floor(a + u): in floating point 1 + u can round up to 2, which would move exact levels.
+            level = a.floor()
+            u = torch.rand(a.shape, generator=draw.generator(*key, device=a.device), dtype=a.dtype, device=a.device)
+            level += u < a.sub_(level)
+        codes = torch.copysign(level, v).to(torch.int16).view(-1)[:n]
+        return torch.cat([norms.view(-1).view(torch.uint8), _pack(codes, self.bits)])
+
+    def decode(self, message: Tensor, like: Tensor) -> Tensor:
+        _check_message(self, message, like)
+        n = like.numel()
+        if n == 0:
+            return torch.empty(0, dtype=like.dtype, device=like.device)
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        message = message.to(like.device)
+        norms = message[: self._norm_bytes(n)].clone().view(torch.float32).to(dtype)
+        # level / s comes first: s / s is exactly 1, so the largest number of a bucket arrives unchanged. The divisor
+        # is a tensor: CUDA turns division by a Python number into a product with 1 / s, and s · (1 / s) may not be 1.
+        s = torch.full((1,), self.s, dtype=dtype, device=like.device)
+        zeta = self._codes(message, n).to(dtype).div_(s)
+        full = n // self.bucket * self.bucket
+        zeta[:full].view(-1, self.bucket).mul_(norms[: n // self.bucket, None])
+        zeta[full:].mul_(norms[-1])
+        return zeta.to(like.dtype)
+
+    def message_bytes(self, numel: int, itemsize: int) -> int:
+        return self._norm_bytes(numel) + -(-numel * self.bits // 8)
+
+    def codes(self, message: Tensor, numel: int) -> Tensor:
+        """The signed levels in a message, −s … s, as int32."""
+        _check_length(self, message, numel)
+        return self._codes(message, numel).to(torch.int32)
+
+    def _codes(self, message: Tensor, n: int) -> Tensor:
+        return _unpack(message[self._norm_bytes(n) :], n, self.bits)
+
+    def _norm_bytes(self, n: int) -> int:
+        return -(-n // self.bucket) * _NORM_BYTES
+
+    def _buckets(self, x: Tensor) -> Tensor:
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        width = min(self.bucket, x.numel())
+        return torch.nn.functional.pad(x, (0, -x.numel() % width)).view(-1, width)
+
+    def _norms(self, v: Tensor) -> Tensor:
+        top = v.abs().amax(1, keepdim=True)
+        if self.norm == "l2":
+            # Squares of large or small float32 numbers leave float32's range; those of v / top do not.
+            top = top * torch.linalg.vector_norm(v / torch.where(top > 0, top, 1), dim=1, keepdim=True)
+        return top.to(torch.float32)
+
+
+def bf16() -> Codec:
+    """Half the bytes of float32, the same range, 8 bits of mantissa. Safe for gradients and weights alike."""
+    return Cast("bf16", torch.bfloat16)
+
+
+def fp16() -> Codec:
+    """Half the bytes of float32, 11 bits of mantissa. Numbers above 65504 become infinite, not silently smaller."""
+    return Cast("fp16", torch.float16)
+
+
+def int8(bucket: int = 512) -> Levels:
+    """A quarter of the bytes of float32: nearest of 255 levels of each bucket's largest magnitude.
+
+    Deterministic, with less error than ``qsgd(8)`` on one message; but the error has a direction: what is below half
+    a level is lost every time, also on average.
+    """
+    return Levels("int8", 8, bucket, "max", "nearest")
+
+
+def qsgd(bits: int = 8, bucket: int = 512, norm: Literal["max", "l2"] = "max") -> Levels:
+    """QSGD: every number becomes a level of its bucket's norm, rounded up or down at random so that E[Q(v)] = v.
+
+        a = s |v_k| / ‖v‖,   ζ_k = (⌊a⌋ + 1) / s  with probability a − ⌊a⌋,  else ⌊a⌋ / s,   Q(v_k) = ‖v‖ sgn(v_k) ζ_k
+
+    bits: 2 to 16, the sign included, so s = 2^(bits − 1) − 1 levels; really packed that densely.
+    bucket: how many numbers share a norm. Fewer: less noise, more bytes. The paper takes 512 for 4 bits, 64 for 2.
+    norm: "max" (the paper's practice; the largest number arrives exactly) or "l2" (the paper's theory; sparser).
+    """
+    return Levels(f"qsgd{bits}", bits, bucket, norm, "stochastic")
+
+
+def sent_to(codec: Codec | None, others: int) -> Codec | None:
+    """The codec of what goes to so many others: what goes to nobody is not coded."""
+    return codec if others else None
+
+
+def parse(text: str) -> Codec | None:
+    """The codec for a name such as ``bf16``, ``fp16``, ``int8`` or ``qsgd4``; ``none`` gives None."""
+    word = text.strip().lower()
+    plain = {"bf16": bf16, "fp16": fp16, "int8": int8}
+    if word == "none":
+        return None
+    if word in plain:
+        return plain[word]()
+    if match := re.fullmatch(r"qsgd([0-9]{1,4})", word):
+        return qsgd(int(match[1]))
+    raise ValueError(f"there is no codec {text!r}; use none, bf16, fp16, int8, or qsgd2 to qsgd16")
+
+
+def elias_omega(n: int) -> str:
+    """The Elias-omega code of a whole number from 1 up, as a string of bits: 1 → 0, 2 → 100, 4 → 101000."""
+    if n < 1:
+        raise ValueError(f"Elias-omega codes begin at 1, and {n} is below it; code n + 1 instead")
+    code = "0"
+    while n > 1:
+        code = f"{n:b}{code}"
+        n = n.bit_length() - 1
+    return code
+
+
+def elias_number(code: str) -> int:
+    """The number whose Elias-omega code this is: the inverse of ``elias_omega``."""
+    n, at = 1, 0
+    while code[at : at + 1] == "1":
+        n, at = int(code[at : at + n + 1], 2), at + n + 1
+    if at != len(code) - 1 or code[at] != "0":
+        raise ValueError(f"{code!r} is not one Elias-omega code; such a code is what elias_omega(n) returns")
+    return n
+
+
+def elias_bytes(x: Tensor, codec: Codec, key: tuple[int, ...] = (0,)) -> int:
+    """How many bytes the message for ``x`` would take if its codes were Elias-coded, as in the QSGD paper.
+
+    The norms stay float32. Of the paper's two ways the shorter one counts, with a bit to say which: *sparse* (for each
+    non-zero: gap, sign, level) or *dense* (for each number: level + 1, and a sign if it is not zero). This is an
+    estimate to report beside the real bytes; the wire carries fixed-width codes.
+    """
+    if not isinstance(codec, Levels):
+        raise ValueError(f"{codec.name} has no levels to Elias-code; use qsgd or int8")
+    n = x.numel()
+    level = codec.codes(codec.encode(x, key), n).abs().to(torch.int64)
+    at = level.nonzero().view(-1)
+    gaps = torch.diff(at, prepend=at.new_tensor([-1]))
+    sparse = _elias_bits(gaps) + at.numel() + _elias_bits(level[at])
+    dense = _elias_bits(level + 1) + at.numel()
+    return codec.message_bytes(n, x.element_size()) - -(-n * codec.bits // 8) + -(-(1 + min(sparse, dense)) // 8)
+
+
+def _elias_bits(numbers: Tensor) -> int:
+    """The bits of all these numbers' Elias-omega codes together."""
+    total, n = numbers.numel(), numbers
+    while (n := n[n > 1]).numel():
+        width = torch.frexp(n.to(torch.float64)).exponent.to(torch.int64)
+        total += int(width.sum())
+        n = width - 1
+    return total
+
+
+def _pack(codes: Tensor, bits: int) -> Tensor:
+    """int16 codes, side by side in ``bits`` bits each, lowest bits first."""
+    if bits == 8:
+        return codes.to(torch.int8).view(torch.uint8)
+    if bits == 16:
+        return codes.contiguous().view(torch.uint8)
+    n = codes.numel()
+    # Eight codes fill exactly `bits` bytes. Row i holds the i-th code of every such group, so that each step below
+    # is one operation on a whole row.
+    rows = torch.nn.functional.pad(codes, (0, -n % 8)).view(-1, 8).t().to(torch.int32, copy=True).contiguous()
+    rows &= (1 << bits) - 1
+    out = torch.zeros(bits, rows.shape[1], dtype=torch.int32, device=codes.device)
+    for i, j, shift in _overlaps(bits):
+        out[j] |= rows[i] << shift if shift >= 0 else rows[i] >> -shift
+    return (out & 255).to(torch.uint8).t().reshape(-1)[: -(-n * bits // 8)]
+
+
+def _unpack(packed: Tensor, n: int, bits: int) -> Tensor:
+    """The ``n`` signed codes that ``_pack`` wrote."""
+    # A message that lies at an odd place inside a larger buffer cannot be viewed as wider numbers: hence the clone.
+    if bits == 8:
+        return packed.contiguous().view(torch.int8)
+    if bits == 16:
+        return packed.clone(memory_format=torch.contiguous_format).view(torch.int16)
+    columns = torch.nn.functional.pad(packed, (0, -packed.numel() % bits)).view(-1, bits).t().to(torch.int32)
+    columns = columns.contiguous()
+    out = torch.zeros(8, columns.shape[1], dtype=torch.int32, device=packed.device)
+    for i, j, shift in _overlaps(bits):
+        out[i] |= columns[j] >> shift if shift >= 0 else columns[j] << -shift
+    spare = 32 - bits
+    return ((out << spare) >> spare).t().reshape(-1)[:n]  # the shift back copies the sign bit down
+
+
+def _overlaps(bits: int) -> list[tuple[int, int, int]]:
+    """(code, byte, shift) for each code that has bits in a byte; shift is to the left when packing."""
+    pairs = ((i, j, i * bits - j * 8) for i in range(8) for j in range(bits))
+    return [(i, j, shift) for i, j, shift in pairs if -bits < shift < 8]
+
+
+def _check_input(codec: Codec, x: Tensor) -> None:
+    if x.dim() != 1 or x.dtype not in _FLOATS:
+        seen = f"{x.dtype} of shape {tuple(x.shape)}"
+        raise ValueError(f"{codec.name} encodes flat float16, bfloat16, float32 or float64 tensors, not {seen}")
+
+
+def _check_message(codec: Codec, message: Tensor, like: Tensor) -> None:
+    if like.dtype not in _FLOATS:
+        raise ValueError(f"{codec.name} decodes to float16, bfloat16, float32 or float64, not {like.dtype}")
+    _check_length(codec, message, like.numel(), like.element_size())
+
+
+def _check_length(codec: Codec, message: Tensor, numel: int, itemsize: int = 4) -> None:
+    due = codec.message_bytes(numel, itemsize)
+    if message.dtype != torch.uint8 or message.shape != (due,):
+        raise ValueError(
+            f"a {codec.name} message for {numel} numbers is {due} bytes (uint8), not {message.dtype} of shape "
+            f"{tuple(message.shape)}; decode with the codec and the length it was encoded with"
+        )

@@ -1,0 +1,50 @@
+"""How vectors become one: sums in a fixed order, wide enough, so that every worker gets the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from offbeat.tensors.codec import Codec
+from offbeat.tensors.vector import Vec, wide
+
+
+def mean(vecs: Sequence[Vec], divisor: float) -> Vec:
+    """The sum in the order given, accumulated in at least float32, divided once."""
+    if len(vecs) == 1 and divisor == 1:
+        return vecs[0].clone()
+    first = vecs[0]
+    parts = []
+    for k, part in enumerate(first.parts):
+        total = part.to(wide(part.dtype), copy=True)
+        for v in vecs[1:]:
+            total += v.parts[k]
+        parts.append(total.div_(divisor))
+    return Vec(parts, first._phantom_bytes)
+
+
+def weighted(rows: Iterable[tuple[float, Vec]]) -> Vec:
+    """Σ w · x in the order given, accumulated in at least float32."""
+    (weight, first), *rest = rows
+    parts = []
+    for k, part in enumerate(first.parts):
+        total = part.to(wide(part.dtype)) * weight
+        for w, v in rest:
+            total.add_(v.parts[k].to(total.dtype), alpha=w)
+        parts.append(total)
+    return Vec(parts, first._phantom_bytes)
+
+
+def coded(x: Vec, codec: Codec, key: tuple[int, ...]) -> Vec:
+    """What arrives when ``x`` is sent through ``codec``."""
+    parts = [codec.decode(codec.encode(p, (*key, k)), p) for k, p in enumerate(x.parts)]
+    return Vec([p.to(wide(p.dtype)) for p in parts], x._phantom_bytes)
+
+
+def wire_bytes(x: Vec, codec: Codec | None) -> int:
+    """Bytes of one message that carries ``x``."""
+    if codec is None:
+        return sum(p.numel() * torch.empty(0, dtype=wide(p.dtype)).element_size() for p in x.parts) + x._phantom_bytes
+    real = sum(codec.message_bytes(p.numel(), p.element_size()) for p in x.parts)
+    return real + (codec.message_bytes(x._phantom_bytes // 4, 4) if x._phantom_bytes else 0)
