@@ -87,7 +87,7 @@ def witnessed(strategy: ob.Strategy, gradient, dimension: int, lr: float = 1.0) 
                 effect = inner.send(answer)
                 if isinstance(effect, Next):
                     seen.begun[rank].append(x.clone())
-                    seen.after[rank].append(len(seen.got[rank]))
+                    seen.after[rank].append(seen.got[rank][-1].version + 1 if seen.got[rank] else 0)
                 elif isinstance(effect, Offer):
                     seen.sent[rank].append(effect.x.parts[0].clone())
                 answer = yield effect

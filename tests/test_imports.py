@@ -29,9 +29,10 @@ MAY_IMPORT = {
     "strategies": {"basics", "tensors", "topology", "rounds", "method"},
     "sim": WORLD,
     "live": WORLD,
+    "replaying": WORLD | {"strategies", "sim"},
     "report": {"basics", "runs", "method"},
-    "cli": WORLD | {"strategies", "sim", "live", "report"},
-    "__init__": WORLD | {"strategies", "sim", "live"},
+    "cli": WORLD | {"strategies", "sim", "live", "report", "replaying"},
+    "__init__": WORLD | {"strategies", "sim", "live", "replaying"},
     "__main__": {"cli"},
 }
 # Inside the live world: from the wire up to whole jobs.

@@ -23,12 +23,11 @@ from offbeat.rounds.micro import (
     MOST_PIECES,
     Leftover,
     Stop,
+    Supply,
     adapted_micro,
     cuts,
     cuts_by_cost,
     learned_deadline_s,
-    pieces,
-    quota,
 )
 
 TASK = ob.tasks.regression(dimension=7, batch=8, noise=1.0, lr=0.05, momentum=0.5)
@@ -43,6 +42,13 @@ def weights(strategy, workers=5, steps=13, task=TASK, **how):
 
 def close(a, b):
     torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
+
+
+def supply(*rows: int) -> Supply:
+    waiting = Supply()
+    for count in rows:
+        waiting.add(count)
+    return waiting
 
 
 def test_a_short_batch_behind_leftovers_may_end_a_round_early():
@@ -116,10 +122,9 @@ def test_however_the_number_of_pieces_changes_a_batch_is_handed_out_once_and_in_
 
 
 def test_a_batch_of_few_samples_makes_a_round_by_itself():
-    assert quota([Leftover(3), Leftover(64)], 8) == 3
-    assert quota([Leftover(64)], 8) == 8
-    assert quota([], 8) == 0
-    assert pieces([Leftover(3), Leftover(64)], 8) == 11
+    two, one, none = supply(3, 64), supply(64), supply()
+    assert [s.quota(8) for s in (two, one, none)] == [3, 8, 0]
+    assert two.pieces(8) == 11
 
 
 # When to stop.

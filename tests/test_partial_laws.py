@@ -381,8 +381,10 @@ def test_a_full_round_at_every_step_is_synchronous_averaging(catch_up):
 def test_replicas_are_bitwise_equal_after_every_full_round(catch_up, workers):
     tau = 3
     _, seen = watch(ob.wagma(2, tau=tau, catch_up=catch_up), workers, steps=9, compute_s=rotating)
-    for rank in range(workers):
-        assert [got.version for got in seen.got[rank]] == list(range(len(seen.got[0])))
+    for rank in range(workers):  # the newest only, where several have come
+        versions = [got.version for got in seen.got[rank]]
+        assert versions == sorted(set(versions))
+        assert versions[-1] == seen.got[0][-1].version
     for count in (tau, 2 * tau):
         begun = [x for r in range(workers) for x, n in zip(seen.begun[r], seen.after[r], strict=True) if n == count]
         assert len(begun) >= workers

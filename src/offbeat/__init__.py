@@ -6,6 +6,7 @@ from offbeat import delays, tasks, topology
 from offbeat.basics.version import __version__
 from offbeat.live import Attached, ConfigMismatch, OffbeatError, PeerFailed, attach, init
 from offbeat.method.strategy import Strategy
+from offbeat.replaying import replay
 from offbeat.rounds import waiting
 from offbeat.sim import Network, Run, simulate
 from offbeat.strategies import (
@@ -56,6 +57,7 @@ __all__ = [
     "noloco",
     "nonblocking",
     "qsgd",
+    "replay",
     "sgp",
     "simulate",
     "strategy",

@@ -17,11 +17,11 @@ from offbeat.cli.output import Outputs, show, show_slow
 from offbeat.cli.progress import Meter, meters
 from offbeat.cli.settings import label, plain_settings, read_strategy
 from offbeat.live.job.launch import launch
-from offbeat.live.job.worker import Job, LiveRun, joined, take_part
+from offbeat.live.job.worker import Job, joined, take_part
 from offbeat.method.strategy import Strategy
 from offbeat.report.folder import Recording
 from offbeat.report.table import Record
-from offbeat.sim import Run
+from offbeat.runs.result import LiveRun, Run
 from offbeat.sim import simulate as run_simulation
 
 USUAL = ("allreduce", "local_sgd", "adaptive", "dasgd")

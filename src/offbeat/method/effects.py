@@ -13,7 +13,7 @@ A runtime drives a coroutine with ``coroutine.send(answer)``; there is no asynci
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from offbeat.rounds.micro import Stop
 from offbeat.rounds.rules import Rules
+from offbeat.rounds.seat import Got as Got
 from offbeat.tensors.codec import Codec
 from offbeat.tensors.vector import Vec
 from offbeat.topology import Mixing
@@ -160,18 +161,6 @@ class Channel:
         """I have no data left; the others may. Their results, until all have finished. ``x`` answers for me."""
         while (got := await Rest(self, x())) is not None:
             yield got
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Got:
-    """The result of one round, as one worker sees it."""
-
-    version: int
-    value: Vec
-    fresh: bool  # my newest deposit is in it
-    full: bool  # everybody's is
-    count: int  # how many it averages over
-    contributors: Mapping[int, int]  # rank → how many rounds old its work is; who is not here gave nothing
 
 
 @dataclass(frozen=True, slots=True, eq=False)

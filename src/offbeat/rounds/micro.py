@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -129,11 +129,61 @@ class Leftover:
         return self.rows - self.lo
 
 
-def pieces(waiting: Iterable[Leftover], micro: int) -> int:
-    """How many micro-batches wait."""
-    return sum(rest.pieces(micro) for rest in waiting)
+class Supply:
+    """A worker's batches in order: it runs on where it stopped, whatever the rounds do."""
 
+    def __init__(self) -> None:
+        self._waiting: list[Leftover] = []
+        self._added = 0
 
-def quota(waiting: Sequence[Leftover], micro: int) -> int:
-    """How many micro-batches make a round: ``micro``, or fewer where the batch in front has fewer samples than that."""
-    return min(micro, waiting[0].whole(micro)) if waiting else 0
+    def add(self, rows: int, costs: Sequence[float] | None = None) -> None:
+        """Put a batch behind what is waiting."""
+        self._waiting.append(Leftover(rows, costs))
+        self._added += 1
+
+    @property
+    def left(self) -> int:
+        """Samples that were not reached yet."""
+        return sum(batch.left for batch in self._waiting)
+
+    @property
+    def batches(self) -> int:
+        """How many of them have something left."""
+        return len(self._waiting)
+
+    def pieces(self, micro: int) -> int:
+        """How many micro-batches wait."""
+        return sum(batch.pieces(micro) for batch in self._waiting)
+
+    def quota(self, micro: int) -> int:
+        """How many make a round: ``micro``, or fewer where the batch in front has fewer samples than that."""
+        return min(micro, self._waiting[0].whole(micro)) if self._waiting else 0
+
+    def enough(self, micro: int) -> bool:
+        """Whether what waits makes a round by itself."""
+        return bool(self._waiting) and self.pieces(micro) >= self.quota(micro)
+
+    def is_through(self, done: int, at_most: int) -> bool:
+        """Whether a round is over for want of micro-batches: a short batch behind leftovers may not make one."""
+        return done >= at_most or not self._waiting
+
+    def first(self, micro: int) -> tuple[int, int, int]:
+        """The next micro-batch: the number of its batch, its first row, and the row behind its last."""
+        return self._added - len(self._waiting), *self._waiting[0].first(micro)
+
+    def whole(self, micro: int) -> int:
+        """How many micro-batches the batch in front makes, or made."""
+        return self._waiting[0].whole(micro)
+
+    @property
+    def front(self) -> Leftover:
+        """The batch in front."""
+        return self._waiting[0]
+
+    def take(self, hi: int) -> bool:
+        """The next micro-batch, up to row ``hi``, is done. Whether that was the end of its batch."""
+        self._waiting[0].lo = hi
+        if self._waiting[0].left:
+            return False
+        del self._waiting[0]
+        return True

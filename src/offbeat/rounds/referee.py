@@ -8,8 +8,31 @@ contained in the weights a step was begun with; a contribution with base b in ro
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import NamedTuple
 
 from offbeat.rounds.rules import Rules
+
+
+class Say(Enum):
+    """What a seat tells the referee."""
+
+    ARRIVED = auto()  # position, base, next base
+    PASSED = auto()  # base, next base
+    BEGAN = auto()  # base
+    RENEWED = auto()  # base
+    FINISHED = auto()
+    STANDS = auto()
+    BACK = auto()
+
+
+class Notice(NamedTuple):
+    """One thing a seat tells; numbers that it does not say are 0, a next base that nobody knows is −1."""
+
+    what: Say
+    position: int = 0
+    base: int = 0
+    next_base: int = -1
 
 
 @dataclass
@@ -34,6 +57,25 @@ class Referee:
         self._position = [self.started - 1] * self.size
         self._computing = [self.started] * self.size
         self._deposit = [self.started] * self.size
+
+    def hear(self, rank: int, notice: Notice) -> list[int]:
+        """What the seat of ``rank`` tells. The rounds that start."""
+        next_base = notice.next_base if notice.next_base >= 0 else None
+        match notice.what:
+            case Say.ARRIVED:
+                return self.arrived(rank, notice.position, notice.base, next_base)
+            case Say.PASSED:
+                return self.passed(rank, notice.base, next_base)
+            case Say.BEGAN:
+                return self.began(rank, notice.base)
+            case Say.RENEWED:
+                return self.renewed(rank, notice.base)
+            case Say.FINISHED:
+                return self.finished(rank)
+            case Say.STANDS:
+                return self.stands(rank)
+            case Say.BACK:
+                return self.back(rank)
 
     def arrived(self, rank: int, position: int, base: int, next_base: int | None = None) -> list[int]:
         """``rank`` has deposited work with ``base`` and counts for round ``position``. The rounds that start."""

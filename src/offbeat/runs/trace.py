@@ -55,6 +55,21 @@ class Round:
             self.end_s,
         )
 
+    @classmethod
+    def among(
+        cls,
+        nodes: Nodes,
+        version: int,
+        started_by: int,
+        shares: Mapping[int, tuple[int, bool]],
+        waited_s: Mapping[int, float],
+        end_s: float,
+    ) -> Round:
+        """A partial round, from what each seat has said of its part: how old it was, and whether it was fresh."""
+        fresh = tuple(rank for rank, (_, is_fresh) in shares.items() if is_fresh)
+        ages = {rank: age for rank, (age, _) in shares.items()}
+        return cls(version, started_by, fresh, ages, waited_s, end_s).spread_over(nodes)
+
     @property
     def members(self) -> tuple[int, ...]:
         """Everybody who is known to have taken part."""

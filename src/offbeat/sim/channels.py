@@ -1,4 +1,4 @@
-"""Partial collectives in virtual time.
+"""Partial rounds in virtual time: a driver of the workers' seats (see `offbeat.rounds.seat`).
 
 A round goes: a worker arrives and the referee lets the round start; the news takes a while to reach the clerks; each
 clerk takes a snapshot of its worker's tray; the blocks sum; the results arrive. Workers that arrive while the news is
@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import simpy
 
-from offbeat.method.effects import Channel, Got
+from offbeat.method.effects import Channel
 from offbeat.method.replica import Replica
-from offbeat.rounds.place import Place
-from offbeat.rounds.referee import Referee
-from offbeat.rounds.tray import Deposit, Snapshot, Tray
+from offbeat.rounds.referee import Notice, Referee
+from offbeat.rounds.seat import Event, Given, Got, Seat, Share
 from offbeat.runs.trace import Round, Trace
 from offbeat.sim.network import Network, all_gather_bytes, all_reduce_bytes
 from offbeat.tensors.codec import sent_to
@@ -28,159 +27,105 @@ from offbeat.tensors.sums import coded, mean, wire_bytes
 from offbeat.tensors.vector import Vec
 from offbeat.topology.hierarchy import Nodes
 
+FLUSH = -1  # who starts it
+
 
 @dataclass
-class _Seat:
-    """One worker at the channel."""
+class Chair:
+    """A seat, and the worker that waits there."""
 
     me: Replica
-    tray: Tray
-    place: Place
-    results: dict[int, tuple[Vec, Snapshot, bool, dict[int, int], int]] = field(default_factory=dict)
-    resting: bool = False
+    seat: Seat
     wanted: int = 0  # results that must be there before `wake` is called
     wake: Callable[[], None] | None = None
     waits_since: dict[int, float] = field(default_factory=dict)  # round → since when it is waited for
 
 
-class Partial:
+class SimulatedChannel:
     """One channel, all workers."""
 
     def __init__(
-        self, channel: Channel, env: simpy.Environment, network: Network, trace: Trace, nodes: Nodes, seed: int
+        self,
+        channel: Channel,
+        env: simpy.Environment,
+        network: Network,
+        trace: Trace,
+        nodes: Nodes,
+        seed: int,
+        logs: Sequence[list[Event]] | None = None,
     ) -> None:
         self.channel, self.nodes, self._env, self._network, self._trace = channel, nodes, env, network, trace
         self._size = size = nodes.count
         self.referee = Referee(channel.rules, size, seed)
-        self.seats: dict[int, _Seat] = {}
+        self.chairs: dict[int, Chair] = {}
         self.bytes_sent = 0
+        self._logs = logs
         last = nodes.leader(size - 1)
         self._news_s = math.ceil(math.log2(size)) * network.latency(0, last) if size > 1 else 0.0
-        self._started_by = 0
-        self._in_flight = 0
-        self._notes: dict[int, list[tuple[dict[int, Snapshot], dict[int, float]]]] = {}
+        self._notes: dict[int, list[tuple[dict[int, Share], dict[int, float]]]] = {}
         self._known: list[tuple[int, tuple[int, ...], int]] = []  # (round, block, started by) not under way yet
         self._flushing = False  # the last round is under way, or over
-        self._flushed = False  # and nothing more can come
 
-    def open(self, me: Replica, x: Vec | None) -> None:
-        tray = Tray(self.channel.rules.absent)
-        if x is not None:
-            tray.deposit(x, Deposit(-1, 0))
-        self.seats[self.nodes.of(me.rank)] = _Seat(me, tray, Place(self.channel.rules))
+    def open(self, me: Replica, channel: Channel, x: Vec | None) -> None:
+        rank, log = self.nodes.of(me.rank), None if self._logs is None else self._logs[me.rank]
+        seat = Seat(channel.rules, channel.whom, self.nodes, rank, x, log=log)
+        self.chairs[rank] = Chair(me, seat)
 
-    # A worker with data.
+    # The worker.
 
     def offer(self, rank: int, x: Vec, step: int, answer: Callable[[list[Got]], None]) -> None:
-        """Deposit, count or go on; ``answer`` is called when the worker may go on (perhaps at once)."""
-        seat = self.seats[rank]
-        if seat.place.must_wait_first():
-            self._when(seat, seat.place.outstanding + 1, lambda: self.offer(rank, x, step, answer))
-            return
-        place, piece = seat.place, Deposit(step, seat.place.base)
-        position = place.arrive(step)
-        if position is None and self.channel.rules.absent == "drop":
-            seat.tray.discard(piece)
-        else:
-            seat.tray.deposit(x, piece, place.weight())
-        needed = place.waits_for(position)
-        if position is None:
-            self._start(rank, self.referee.passed(rank, piece.base))
-        else:
-            self._start(rank, self.referee.arrived(rank, position, piece.base))
-        self._when(seat, needed, lambda: self._hand_over(seat, step, answer))
+        """``answer`` is called when the worker may go on (perhaps at once)."""
+        chair = self.chairs[rank]
+        seat = chair.seat
 
-    def _hand_over(self, seat: _Seat, step: int, answer: Callable[[list[Got]], None]) -> None:
-        taken = [self._got(seat, v) for v in seat.place.take(step)]
-        rank = self.nodes.of(seat.me.rank)
-        self._start(rank, self.referee.began(rank, seat.place.base))
-        answer(taken)
+        def deposit() -> None:
+            self._tell(rank, seat.offer(x, step))
+            self._when(chair, seat.needs, take)
 
-    def _when(self, seat: _Seat, results: int, go: Callable[[], None]) -> None:
-        if seat.place.results >= results:
-            go()
-        else:
-            seat.wanted, seat.wake = results, go
-            seat.waits_since.setdefault(results - 1, self._env.now)
+        def take() -> None:
+            taken = seat.take(step)
+            self._tell(rank, seat.began())
+            answer(taken)
 
-    def _got(self, seat: _Seat, version: int) -> Got:
-        value, shot, full, contributors, count = seat.results.pop(version)
-        rules, tray = self.channel.rules, seat.tray
-        fresh = shot.deposits >= tray.deposits - rules.late  # a late result knows nothing of the deposit just made
-        if rules.absent == "shared":
-            value = tray.show_into(value.clone())
-        return Got(version, value, fresh, full, count, contributors)
-
-    # A worker without data.
+        self._when(chair, seat.needs_first, deposit)
 
     def finished(self, rank: int) -> None:
         """It never counts again, so a quorum may be complete now."""
-        self._start(rank, self.referee.finished(rank))
-        self._maybe_flush()
+        self._tell(rank, self.chairs[rank].seat.finish())
 
     def rest(self, rank: int, x: Vec | None, answer: Callable[[Got | None], None]) -> None:
         """The next result, or None when nothing more can come."""
-        seat = self.seats[rank]
-        if x is not None:
-            seat.tray.deposit(x, Deposit(-1, seat.place.taken))
-            self._start(rank, self.referee.renewed(rank, seat.place.taken))
-        seat.resting = True
+        chair = self.chairs[rank]
+        self._tell(rank, chair.seat.renew(x))
+        self._call_when(chair, chair.seat.place.taken + 1, lambda: answer(chair.seat.next()))
 
-        def go() -> None:
-            if seat.place.taken < seat.place.results:
-                version = seat.place.taken
-                seat.place.taken = seat.place.base = version + 1
-                answer(self._got(seat, version))
-            else:
-                answer(None)
+    def _when(self, chair: Chair, results: int, go: Callable[[], None]) -> None:
+        """A worker with data waits, which is noted."""
+        if chair.seat.results < results:
+            chair.waits_since.setdefault(results - 1, self._env.now)
+        self._call_when(chair, results, go)
 
-        if seat.place.taken < seat.place.results or self._flushed:
-            go()
-        else:
-            seat.wanted, seat.wake = seat.place.taken + 1, go
-            self._maybe_flush()
+    def _call_when(self, chair: Chair, results: int, go: Callable[[], None]) -> None:
+        chair.wanted, chair.wake = results, go
+        self._call(chair)
 
-    def _maybe_flush(self) -> None:
-        """All have finished and no round is under way: one last round for what is still owed, then the end.
-
-        Who has been given a result may be busy with it for a while, such as the leader of a node, and asks for the
-        next one when the last round is under way: there is nothing more to come only when that is over.
-        """
-        over = self.referee.all_finished and not self._in_flight and not self._flushing
-        if not over or not all(s.resting and s.place.taken == s.place.results for s in self.seats.values()):
+    def _tell(self, rank: int, notice: Notice | None) -> None:
+        if notice is None:
             return
-        self._flushing = True
-        owed = {r: s.tray.snapshot(self.referee.started, made_for_it=False) for r, s in self.seats.items()}
-        if not self.channel.rules.of_weights and any(s.value is not None for s in owed.values()):
-            ranks = tuple(range(self._size))
-            self._collect(self.referee.started, ranks, owed, started_by=-1)
-        else:
-            self._flushed = True
-            for seat in self.seats.values():
-                self._call(seat)
+        for version in self.referee.hear(rank, notice):
+            self._after(self._news_s, functools.partial(self._activated, version, rank))
+        if self.referee.all_finished and not self._flushing:
+            self._flushing = True
+            self._after(self._news_s, functools.partial(self._activated, self.referee.started, FLUSH))
 
     # Rounds.
-
-    def _start(self, rank: int, versions: list[int]) -> None:
-        for version in versions:
-            self._in_flight += 1
-            self._after(self._news_s, functools.partial(self._activated, version, rank))
 
     def _after(self, seconds: float, go: Callable[[], None]) -> None:
         self._env.timeout(seconds).callbacks.append(lambda _: go())
 
     def _activated(self, version: int, started_by: int) -> None:
-        W = self.channel.whom(version)
-        if self.channel.rules.is_full(version):
-            blocks = {tuple(range(self._size))}
-        else:
-            blocks = set()
-            for rank in range(self._size):
-                block = W.block(rank)
-                if block is None:
-                    raise ValueError(f"partial rounds average within groups, but round {version} mixes along {W}")
-                blocks.add(block)
-        self._in_flight += len(blocks) - 1
+        flush = started_by == FLUSH
+        blocks = {chair.seat.members(version, flush) for chair in self.chairs.values()}
         self._known += [(version, ranks, started_by) for ranks in sorted(blocks)]
         self._go_on()
 
@@ -192,99 +137,100 @@ class Partial:
         """
         waiting, self._known = self._known, []
         for version, ranks, started_by in waiting:
-            if all(self.seats[r].place.results == version for r in ranks):
-                self._snapshot(version, ranks, started_by)
+            if all(self.chairs[r].seat.results == version for r in ranks):
+                self._sum(version, ranks, started_by)
             else:
                 self._known.append((version, ranks, started_by))
 
-    def _snapshot(self, version: int, ranks: tuple[int, ...], started_by: int) -> None:
-        shots = {}
-        for r in ranks:
-            seat = self.seats[r]
-            pieces = seat.tray.pieces
-            made_for_it = bool(pieces) and seat.place.made_for(version, pieces[-1].base)
-            shots[r] = seat.tray.snapshot(version, made_for_it)
-        self._collect(version, ranks, shots, started_by)
+    def _sum(self, version: int, ranks: tuple[int, ...], started_by: int) -> None:
+        flush, seats = started_by == FLUSH, {r: self.chairs[r].seat for r in ranks}
+        if flush and not seats[0].flushes:
+            self._over(ranks)
+            return
+        given = {r: seat.snapshot(version, flush) for r, seat in seats.items()}
+        value = summed(self.channel, given, self.chairs[ranks[0]].me, version, seats[ranks[0]].divisor(ranks))
+        seconds = 0.0
+        if not flush or value is not None:
+            leaders = [self.nodes.leader(r) for r in ranks]
+            seconds, sent = charge(self.channel, self.chairs[0].me, self._network, leaders)
+            self.bytes_sent += sent
+        self._after(seconds, lambda: self._deliver(version, given, value, started_by))
 
-    def _collect(self, version: int, ranks: tuple[int, ...], shots: dict[int, Snapshot], started_by: int) -> None:
-        codec, me = sent_to(self.channel.codec, len(ranks) - 1), self.seats[0].me
-        like = me.x
-        nbytes = wire_bytes(like, codec)
-        leaders = [self.nodes.leader(r) for r in ranks]
-        if codec is None:
-            seconds = self._network.all_reduce_s(leaders, nbytes)
-            self.bytes_sent += all_reduce_bytes(len(ranks), nbytes)
-        else:
-            seconds = self._network.all_gather_s(leaders, nbytes)
-            self.bytes_sent += all_gather_bytes(len(ranks), nbytes)
-        vecs = [(r, v) for r in ranks if (v := shots[r].value) is not None]
-        if codec is not None:
-            vecs = [(r, coded(v, codec, (me.seed, r, version))) for r, v in vecs]
-        divisor = len(ranks) if self.channel.rules.of_weights else self._size
-        value = mean([v for _, v in vecs], divisor) if vecs else like.zeros_like()
-        self._after(seconds, lambda: self._deliver(version, ranks, shots, value, started_by))
-
-    def _deliver(
-        self, version: int, ranks: tuple[int, ...], shots: dict[int, Snapshot], value: Vec, started_by: int
-    ) -> None:
-        self._record(version, ranks, shots, started_by)
-        full = self.channel.rules.is_full(version) or started_by < 0
-        ages = {r: age for r in ranks if (age := shots[r].staleness(version)) is not None}
-        contributors = self.nodes.spread(ages)
-        for r in ranks:
-            seat = self.seats[r]
-            if self.channel.rules.absent == "shared":
-                seat.tray.adopt(value)
-            seat.results[version] = (value, shots[r], full, contributors, len(ranks))
-            seat.place.results = version + 1
-        if started_by >= 0:
-            self._in_flight -= 1
-        else:
-            self._flushed = True
-        for r in ranks:
-            self._call(self.seats[r])
+    def _deliver(self, version: int, given: dict[int, Given], value: Vec | None, started_by: int) -> None:
+        flush, shares = started_by == FLUSH, {r: g.share for r, g in given.items() if g.share is not None}
+        value = self.chairs[0].me.x.zeros_like() if value is None else value
+        delivered = [
+            self.chairs[r].seat.deliver(version, value, one, shares, len(given), flush) for r, one in given.items()
+        ]
+        if all(delivered):
+            self._record(version, given, shares, started_by)
+        if flush:
+            self._over(given)
+            return
+        for r in given:
+            self._call(self.chairs[r])
         self._go_on()  # after the calls: a worker without data answers with what it holds now
-        self._maybe_flush()
 
-    def _call(self, seat: _Seat) -> None:
-        if seat.wake is not None and (seat.place.results >= seat.wanted or self._flushed):
-            wake, seat.wake = seat.wake, None
+    def _over(self, ranks: Iterable[int]) -> None:
+        for r in ranks:
+            self.chairs[r].seat.flushed = True
+        for r in ranks:
+            self._call(self.chairs[r])
+
+    def _call(self, chair: Chair) -> None:
+        if chair.wake is not None and (chair.seat.results >= chair.wanted or chair.seat.flushed):
+            wake, chair.wake = chair.wake, None
             wake()
 
-    def _record(self, version: int, ranks: tuple[int, ...], shots: dict[int, Snapshot], started_by: int) -> None:
+    def _record(self, version: int, given: dict[int, Given], shares: dict[int, Share], started_by: int) -> None:
         """One record a round, written when the last of its blocks is through (which is in the order of the rounds)."""
         now = self._env.now
-        waited = {r: now - self.seats[r].waits_since.pop(version, now) for r in ranks}
+        waited = {r: now - self.chairs[r].waits_since.pop(version, now) for r in given}
         if not self._trace.keep_rounds:
             return
         notes = self._notes.setdefault(version, [])
-        notes.append((shots, waited))
-        if sum(len(of_block) for of_block, _ in notes) < self._size:
+        notes.append((shares, waited))
+        if sum(len(of_block) for _, of_block in notes) < self._size:
             return
         del self._notes[version]
-        every = sorted(((r, shot) for of_block, _ in notes for r, shot in of_block.items()), key=lambda pair: pair[0])
-        staleness = {r: s for r, shot in every if (s := shot.staleness(version)) is not None}
-        fresh = tuple(r for r, shot in every if shot.fresh(version, self.channel.rules.catch_up))
+        every = dict(sorted((r, share) for of_block, _ in notes for r, share in of_block.items()))
         waited_s = dict(sorted((r, s) for _, of_block in notes for r, s in of_block.items()))
-        record = Round(version, started_by, fresh, staleness, waited_s, now)
-        self._trace.rounds.append(record.spread_over(self.nodes))
+        self._trace.rounds.append(Round.among(self.nodes, version, started_by, every, waited_s, now))
 
     @property
     def parts(self) -> list[object]:
         """Everything here that may hold calls of a worker that waits."""
-        return [*self.seats.values(), self]
+        return [*self.chairs.values(), self]
 
     @property
     def lost(self) -> list[tuple[int, int]]:
         """(rank, step) of every gradient that was dropped; a node's are said of all its ranks, data or not."""
-        lost = [(node, p.step) for node, seat in self.seats.items() for p in seat.tray.lost]
+        lost = [(node, step) for node, chair in self.chairs.items() for step in chair.seat.lost]
         return sorted((rank, step) for node, step in lost for rank in self.nodes.ranks(node))
 
     def who_waits(self) -> dict[int, str]:
         """For each waiting worker, the round it waits for."""
         name = self.channel.name
         return {
-            s.me.rank: f"for round {s.wanted - 1} of {name!r}, of which {self.referee.started} have started"
-            for s in self.seats.values()
-            if s.wake is not None
+            c.me.rank: f"for round {c.wanted - 1} of {name!r}, of which {self.referee.started} have started"
+            for c in self.chairs.values()
+            if c.wake is not None
         }
+
+
+def summed(channel: Channel, given: dict[int, Given], me: Replica, version: int, divisor: int) -> Vec | None:
+    """The mean of what the members of a block give; None if nobody gives anything."""
+    codec = sent_to(channel.codec, len(given) - 1)
+    vecs = [(r, one.value) for r, one in given.items() if one.value is not None]
+    if codec is not None:
+        vecs = [(r, coded(v, codec, (me.seed, r, version))) for r, v in vecs]
+    return mean([v for _, v in vecs], divisor) if vecs else None
+
+
+def charge(channel: Channel, me: Replica, network: Network, leaders: list[int]) -> tuple[float, int]:
+    """How long a round among these takes, and how many bytes it sends."""
+    codec = sent_to(channel.codec, len(leaders) - 1)
+    nbytes = wire_bytes(me.x, codec)
+    if codec is None:
+        return network.all_reduce_s(leaders, nbytes), all_reduce_bytes(len(leaders), nbytes)
+    return network.all_gather_s(leaders, nbytes), all_gather_bytes(len(leaders), nbytes)

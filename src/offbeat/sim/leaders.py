@@ -1,4 +1,4 @@
-"""Partial collectives between nodes, in virtual time: the leader speaks for its node and passes on what it hears."""
+"""Partial rounds between nodes, in virtual time: the leader speaks for its node and passes on what it hears."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 import simpy
 
-from offbeat.method.effects import Got
+from offbeat.method.effects import Channel, Got
 from offbeat.method.replica import Replica
-from offbeat.sim.channels import Partial
+from offbeat.sim.channels import SimulatedChannel
 from offbeat.sim.network import Network
+from offbeat.sim.replay import ReplayedChannel
 from offbeat.tensors.sums import wire_bytes
 from offbeat.tensors.vector import Vec
 
@@ -19,7 +20,7 @@ from offbeat.tensors.vector import Vec
 class NodesPartial:
     """A channel as the ranks of all nodes see it. The n-th answer of a leader is the n-th answer of all its node."""
 
-    def __init__(self, leaders: Partial, network: Network, env: simpy.Environment) -> None:
+    def __init__(self, leaders: SimulatedChannel | ReplayedChannel, network: Network, env: simpy.Environment) -> None:
         self._leaders, self._nodes, self._network, self._env = leaders, leaders.nodes, network, env
         self._waiting: dict[int, Callable[[Any], None]] = {}
         self._heard: dict[int, deque[list[Got] | Got | None]] = defaultdict(deque)
@@ -37,9 +38,9 @@ class NodesPartial:
     def lost(self) -> list[tuple[int, int]]:
         return self._leaders.lost
 
-    def open(self, me: Replica, x: Vec | None) -> None:
+    def open(self, me: Replica, channel: Channel, x: Vec | None) -> None:
         if self._nodes.leads(me.rank):
-            self._leaders.open(me, x)
+            self._leaders.open(me, channel, x)
 
     def offer(self, rank: int, x: Vec, step: int, answer: Callable[[list[Got]], None]) -> None:
         if self._nodes.leads(rank):

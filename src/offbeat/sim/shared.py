@@ -1,18 +1,15 @@
-"""Weights that others may average with at any moment, in virtual time.
-
-A meeting of i with j: i's weights travel to j; j's clerk takes half the difference, s_i − s_j, into j's weights and
-sends it back; i takes the other half out of its own. What either side adds in the meantime stays: the sum of all shared
-weights and of the halves in flight changes only by what workers add.
-"""
+"""Weights that others may average with at any moment, in virtual time: a driver of `offbeat.rounds.shared`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import simpy
 
 from offbeat.method.replica import Replica
+from offbeat.rounds.seat import Event
+from offbeat.rounds.shared import Retired, SharedVec
 from offbeat.runs.trace import Round, Trace
 from offbeat.sim.exchanges import Pending
 from offbeat.sim.network import Network
@@ -24,25 +21,35 @@ class Shared:
     """The shared weights of all workers."""
 
     def __init__(
-        self, env: simpy.Environment, network: Network, trace: Trace, arrived: Callable[[Pending], None]
+        self,
+        env: simpy.Environment,
+        network: Network,
+        trace: Trace,
+        arrived: Callable[[Pending], None],
+        logs: Sequence[list[Event]] | None = None,
     ) -> None:
-        self._env, self._network, self._trace, self._arrived = env, network, trace, arrived
-        self._y: dict[int, Vec] = {}
-        self._changed: dict[int, int] = {}  # how often others' weights came in since the last step began
+        self._env, self._network, self._trace, self._arrived, self._logs = env, network, trace, arrived, logs
+        self._shared: dict[int, SharedVec] = {}
         self._noted: dict[int, dict[int, int]] = {}  # the staleness noted for the step under way, if it has met
-        self._retired: dict[int, Callable[[Vec], None]] = {}
-        self._size = 0
+        self._waiting: dict[int, Callable[[Vec], None]] = {}
+        self._retired: Retired | None = None
         self._met = 0
         self.bytes_sent = 0
 
-    def share(self, me: Replica, x: Vec) -> None:
-        self._y[me.rank], self._changed[me.rank], self._size = x.clone(), 0, me.size
+    @property
+    def is_open(self) -> bool:
+        return bool(self._shared)
 
-    def add(self, rank: int, delta: Vec) -> Vec:
+    def share(self, me: Replica, x: Vec) -> None:
+        log = None if self._logs is None else self._logs[me.rank]
+        self._shared[me.rank] = SharedVec(x, log)
+        self._retired = self._retired or Retired(me.size)
+
+    def add(self, rank: int, delta: Vec, answer: Callable[[Vec], None]) -> None:
+        mine = self._shared[rank]
         if rank in self._noted:  # others may have come in since the meeting; its own does not count
-            self._noted.pop(rank)[rank] = self._changed[rank] - 1
-        self._changed[rank] = 0
-        return self._y[rank].add_(delta)
+            self._noted.pop(rank)[rank] = mine.changed - 1
+        answer(mine.add(delta))
 
     def meet(self, i: int, j: int) -> Pending:
         """Begin a meeting; the answer arrives when i's weights hold their half."""
@@ -50,36 +57,39 @@ class Shared:
         if i == j:
             pending.arrived = True
             return pending
-        sent, nbytes = self._y[i].clone(), wire_bytes(self._y[i], None)
+        number, sent = self._shared[i].depart()
+        nbytes = wire_bytes(sent, None)
         self.bytes_sent += 2 * nbytes
 
         def at_the_peer(_: object) -> None:
-            half = (sent - self._y[j]) * 0.5
-            self._y[j].add_(half)
-            self._changed[j] += 1
+            half = self._shared[j].visited(i, sent)
             back = self._env.timeout(self._network.send_s(j, i, nbytes))
-            back.callbacks.append(lambda _: self._home(pending, i, j, half))
+            back.callbacks.append(lambda _: self._home(pending, i, j, number, half))
 
         self._env.timeout(self._network.send_s(i, j, nbytes)).callbacks.append(at_the_peer)
         return pending
 
-    def _home(self, pending: Pending, i: int, j: int, half: Vec) -> None:
-        self._y[i].add_(half, alpha=-1.0)
+    def _home(self, pending: Pending, i: int, j: int, number: int, half: Vec) -> None:
+        stale = self._shared[i].home(number, half)
         pending.arrived = True
         if self._trace.keep_rounds:
             waited = {i: self._env.now - pending.asked_s}
-            staleness = self._noted[i] = {i: self._changed[i], j: self._changed[j]}
+            staleness = self._noted[i] = {i: stale, j: self._shared[j].changed}
             self._trace.rounds.append(Round(self._met, i, (i,), staleness, waited, self._env.now))
-        self._changed[i] += 1
         self._met += 1
         self._arrived(pending)
 
     def retire(self, rank: int, answer: Callable[[Vec], None]) -> None:
         """Answered when all have retired: then nothing is in flight, since each has finished its own meetings."""
-        self._retired[rank] = answer
-        if len(self._retired) == self._size:
-            for r, go in sorted(self._retired.items()):
+        self._waiting[rank] = answer
+        assert self._retired is not None, "who retires has shared its weights"
+        if self._retired.one_more():
+            for r, go in sorted(self._waiting.items()):
                 self._env.timeout(0).callbacks.append(partial(self._let_go, r, go))
 
     def _let_go(self, rank: int, go: Callable[[Vec], None], _: object) -> None:
-        go(self._y[rank])
+        go(self._shared[rank].now())
+
+    def who_waits(self) -> dict[int, str]:
+        """Nobody but those who have retired, which their worker says itself."""
+        return {}

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import simpy
 
 from offbeat.method.effects import Batch, Done
-from offbeat.rounds.micro import Leftover, pieces, quota
+from offbeat.rounds.bell import Rope
+from offbeat.rounds.micro import Supply
+from offbeat.runs.order import Part
 from offbeat.runs.trace import Trace
 from offbeat.sim.network import Network
 from offbeat.tensors.vector import Vec
 
 Piece = tuple[int, int, int, int]  # batch, from row, to row, round
-
-
-@dataclass
-class _Stream:
-    """A worker's data in order: it runs on where it stopped, whatever the rounds do."""
-
-    batches: int = 0  # fetched so far
-    waiting: list[Leftover] = field(default_factory=list)
-
-    @property
-    def first(self) -> int:
-        """The number of the batch in front."""
-        return self.batches - len(self.waiting)
 
 
 @dataclass
@@ -56,48 +45,44 @@ class Streams:
         size: int,
         rows: Callable[[int, int], int],
         union: Callable[[int, list[Piece]], Vec],
+        parts: Sequence[list[Part]] | None = None,
     ) -> None:
         self._env, self._compute_s, self._delay_s, self._trace = env, compute_s, delay_s, trace
-        self._rows, self._union = rows, union
+        self._rows, self._union, self._parts = rows, union, parts
         self._news_s = math.ceil(math.log2(size)) * network.latency(0, size - 1) if size > 1 else 0.0
-        self._streams = [_Stream() for _ in range(size)]
-        self._done: dict[int, int] = {}  # round → workers that have done their whole batch
+        self._supplies = [Supply() for _ in range(size)]
+        self._fetched = [0] * size
+        self._rope = Rope()
         self._rung_s: dict[int, float] = {}  # round → when its bell has reached everybody
 
     def begin(self, rank: int, r: int, effect: Batch, answer: Callable[[Done], None]) -> None:
         """Worker ``rank`` begins its part of round ``r``: what is left, and a new batch where that makes no round."""
-        stream, now, delay = self._streams[rank], self._env.now, self._delay_s(r, rank)
-        if not stream.waiting or pieces(stream.waiting, effect.micro) < quota(stream.waiting, effect.micro):
-            stream.waiting.append(Leftover(self._rows(rank, stream.batches)))
-            stream.batches += 1
+        supply, now, delay = self._supplies[rank], self._env.now, self._delay_s(r, rank)
+        if not supply.enough(effect.micro):
+            supply.add(self._rows(rank, self._fetched[rank]))
+            self._fetched[rank] += 1
         self._trace.span(rank, r, "delay", now, now + delay)
-        part = _Part(r, effect, answer, now, self._compute_s(r, rank), quota(stream.waiting, effect.micro))
+        part = _Part(r, effect, answer, now, self._compute_s(r, rank), supply.quota(effect.micro))
         self._env.timeout(delay).callbacks.append(lambda _: self._go_on(rank, part))
 
     def _go_on(self, rank: int, part: _Part) -> None:
         """Before the first micro-batch and after each."""
-        now, effect, done, stream = self._env.now, part.effect, len(part.pieces), self._streams[rank]
-        through = done == part.at_most or not stream.waiting  # a short batch behind leftovers may not make a round
-        if through:
-            self._ring(effect)
+        now, effect, done, supply = self._env.now, part.effect, len(part.pieces), self._supplies[rank]
+        through = supply.is_through(done, part.at_most)
+        if through and effect.stop.workers is not None and self._rope.pull(effect.r, effect.stop.workers):
+            self._rung_s[effect.r] = now + self._news_s
         rung = now >= self._rung_s.get(effect.r, math.inf)
         if through or effect.stop.is_over(done, part.at_most, rung, now - part.began_s):
             samples = sum(hi - lo for _, lo, hi, _ in part.pieces)
             whole_s = (now - part.began_s) * part.at_most / done if done else None
+            if self._parts is not None:
+                pieces = tuple((batch, lo, hi) for batch, lo, hi, _ in part.pieces)
+                self._parts[rank].append(Part(pieces, done, part.at_most, whole_s, samples))
             part.answer(Done(self._union(rank, part.pieces), samples, done, part.at_most, whole_s))
             return
-        batch, rest = stream.first, stream.waiting[0]
-        lo, hi = rest.first(effect.micro)
-        seconds = part.compute_s / rest.whole(effect.micro)
-        rest.lo = hi
-        if not rest.left:
-            stream.waiting.pop(0)
+        batch, lo, hi = supply.first(effect.micro)
+        seconds = part.compute_s / supply.whole(effect.micro)
+        supply.take(hi)
         part.pieces.append((batch, lo, hi, part.r))
         self._trace.span(rank, part.r, "compute", now, now + seconds)
         self._env.timeout(seconds).callbacks.append(lambda _: self._go_on(rank, part))
-
-    def _ring(self, effect: Batch) -> None:
-        r = effect.r
-        self._done[r] = self._done.get(r, 0) + 1
-        if effect.stop.workers is not None and self._done[r] >= effect.stop.workers:
-            self._rung_s.setdefault(r, self._env.now + self._news_s)

@@ -25,7 +25,7 @@ from offbeat.live.attached.columns import columns, row, rows_of
 from offbeat.live.attached.flat import Flat
 from offbeat.live.attached.own import OwnGradient
 from offbeat.method.effects import Batch, Done
-from offbeat.rounds.micro import Leftover, pieces, quota
+from offbeat.rounds.micro import Supply
 from offbeat.tensors.vector import Vec, wide
 
 
@@ -46,7 +46,7 @@ class Stream:
     def __init__(self, flat: Flat, ring: Callable[[int, int], None], rung: Callable[[], int]) -> None:
         self._flat, self._ring, self._rung = flat, ring, rung
         self._batches: list[Any] = []
-        self._rests: list[Leftover] = []
+        self._supply = Supply()
         self._sums: Vec | None = None
         self._views: list[Tensor] = []
         self._began_s: float | None = None
@@ -63,11 +63,11 @@ class Stream:
     @property
     def waiting(self) -> int:
         """Samples that were not reached yet."""
-        return sum(rest.left for rest in self._rests)
+        return self._supply.left
 
     def enough(self, micro: int) -> bool:
         """Whether the leftovers alone make a round."""
-        return bool(self._rests) and pieces(self._rests, micro) >= quota(self._rests, micro)
+        return self._supply.enough(micro)
 
     def mark(self) -> None:
         """The round begins now: what is waited for from here on, such as data, counts towards a deadline."""
@@ -78,9 +78,9 @@ class Stream:
         rows = 0 if isinstance(batch, Leftovers) else rows_of(batch)
         if rows:
             costs = None if cost is None else [float(cost(row(batch, k, rows))) for k in range(rows)]
-            self._rests.append(Leftover(rows, costs))
+            self._supply.add(rows, costs)
             self._batches.append(batch)
-        if len(self._rests) > MANY and not self._warned:
+        if self._supply.batches > MANY and not self._warned:
             self._warned = True
             warnings.warn(
                 f"{self.waiting} samples wait on this worker, which is slower than the others; loop over "
@@ -92,27 +92,27 @@ class Stream:
         """This worker's part of a round; opened again before the step, it goes on."""
         self._settle(came_back=False)
         if not self.used:
-            self.used, self._at_most = True, quota(self._rests, asks.micro)
+            self.used, self._at_most = True, self._supply.quota(asks.micro)
             self._began_s = self._began_s if self._began_s is not None else time.monotonic()
         elif not self._over:
-            self._at_most = max(self._at_most, quota(self._rests, asks.micro))
-        at_most = 0 if self._over else min(self._at_most - self.pieces, pieces(self._rests, asks.micro))
+            self._at_most = max(self._at_most, self._supply.quota(asks.micro))
+        at_most = 0 if self._over else min(self._at_most - self.pieces, self._supply.pieces(asks.micro))
         return MicroBatches(self._hand_out(asks), at_most)
 
     def _hand_out(self, asks: Batch) -> Iterator[Any]:
         while not self._over:
-            through = not self._rests or self.pieces >= self._at_most
+            through = self._supply.is_through(self.pieces, self._at_most)
             if through and self.pieces and asks.stop.workers is not None:
                 self._ring(asks.r, asks.stop.workers)
             rung = asks.stop.workers is not None and self._rung() >= asks.r
             if through or asks.stop.is_over(self.pieces, self._at_most, rung, self._elapsed_s):
                 self._close()
                 return
-            lo, hi = self._rests[0].first(asks.micro)
+            _, lo, hi = self._supply.first(asks.micro)
             for p in self._flat.params:
                 p.grad = None
             self._out = hi
-            yield columns(self._batches[0], lo, hi, self._rests[0].rows)
+            yield columns(self._batches[0], lo, hi, self._supply.front.rows)
             self._settle(came_back=True)
 
     @property
@@ -125,16 +125,14 @@ class Stream:
         if self._out is None:
             return
         hi, self._out = self._out, None
-        rest = self._rests[0]
-        samples = hi - rest.lo
+        samples = hi - self._supply.front.lo
         learnt = self._add(samples)
         if learnt:
             self.samples += samples
         if learnt or came_back:
             self.pieces += 1
-            rest.lo = hi
-            if not rest.left:
-                del self._rests[0], self._batches[0]
+            if self._supply.take(hi):
+                del self._batches[0]
 
     @torch.no_grad()
     def _add(self, samples: int) -> bool:

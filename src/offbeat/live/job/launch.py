@@ -23,9 +23,10 @@ from offbeat import delays as delays_
 from offbeat.delays import Seconds
 from offbeat.live.job import worker
 from offbeat.live.job.steplog import Status
-from offbeat.live.job.worker import STATUS, Job, LiveRun, read_statuses
+from offbeat.live.job.worker import STATUS, Job, read_statuses
 from offbeat.live.transport.errors import PeerFailed
 from offbeat.method.strategy import Strategy
+from offbeat.runs.result import LiveRun
 from offbeat.tasks.task import Task
 
 __all__ = ["LiveRun", "launch", "launch_all"]

@@ -9,7 +9,7 @@ import signal
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,8 @@ from offbeat.live.attached.optimizer import Attached
 from offbeat.live.job.ddp import Ddp
 from offbeat.live.job.steplog import Status, StepLog, StepRecord, assemble
 from offbeat.method.strategy import Strategy
-from offbeat.runs.trace import DOINGS, Doing, Trace
+from offbeat.runs.result import LiveRun
+from offbeat.runs.trace import DOINGS, Doing
 from offbeat.tasks.task import Task
 
 STATUS = struct.Struct("<iqbid")  # a Status, as it stands in the workers' common file
@@ -54,42 +55,6 @@ class Job:
     delays: Seconds | None = None
     compute_s: Seconds | None = None
     shared: bool = False
-
-
-@dataclass(frozen=True)
-class LiveRun:
-    """What a live run left behind; the fields are those of a simulated ``Run`` where they mean the same.
-
-    ``seconds``: wall time from a common start until the last worker was through its steps; starting the processes and
-    the ending are not counted. ``final`` (parameters): what every worker holds after the ending. ``losses``: the
-    training loss of each step, averaged over the workers. ``wait_s``, ``finished_s``: per worker. ``wire_bytes``: sent
-    by all workers while training. ``metrics``: the task's ``evaluate`` of the final model. ``trace``: what each worker
-    did when.
-    """
-
-    strategy: str
-    workers: int
-    seed: int
-    seconds: float
-    finished_s: tuple[float, ...]
-    wait_s: tuple[float, ...]
-    gradients: tuple[int, ...]
-    wire_bytes: int
-    final: Tensor
-    losses: Tensor
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    trace: Trace = field(default_factory=Trace)
-
-    @property
-    def wait_fraction(self) -> float:
-        """The share of the workers' time that was spent waiting or communicating in the open."""
-        total = sum(self.finished_s)
-        return sum(self.wait_s) / total if total else 0.0
-
-    @property
-    def steps(self) -> int:
-        """The most gradients any worker took."""
-        return max(self.gradients)
 
 
 @dataclass(frozen=True)

@@ -8,31 +8,25 @@ cannot stop round r + 1, since r < r + 1.
 from __future__ import annotations
 
 import socket
-from collections import Counter
 from collections.abc import Iterable
 
 from offbeat.live.partial.link import Link
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.hub import Frame, Letter, Quiet, Word
+from offbeat.rounds.bell import Rope
 
 
 class Rings(Quiet):
     """The hub's side: counts who is through a round, and tells all when enough are."""
 
     def __init__(self, size: int) -> None:
-        self._size, self._finished = size, 0
-        self._rings: Counter[int] = Counter()
+        self._size, self._finished, self._rope = size, 0, Rope()
 
     def hear(self, frame: Frame) -> Iterable[Letter]:
         if frame.word is Word.FINISHED:
             self._finished += 1
             return [(None, Frame(Word.FLUSH, 0))] if self._finished == self._size else []
-        r, enough = frame.a, frame.b
-        self._rings[r] += 1
-        if self._rings[r] != enough:
-            return []
-        self._rings = Counter({later: n for later, n in self._rings.items() if later >= r})
-        return [(None, Frame(Word.RUNG, 0, r))]
+        return [(None, Frame(Word.RUNG, 0, frame.a))] if self._rope.pull(frame.a, frame.b) else []
 
 
 class Bell:

@@ -6,8 +6,11 @@ gradients, how many members had one for each of the model's parameters.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
+from offbeat.rounds.seat import Share
 from offbeat.tensors.vector import Used, Vec, wide
 
 
@@ -37,12 +40,15 @@ class RoundBuffer(Vec):
         if len(self._counts):
             self._counts[:] = 1 if used is None else used
 
-    def note(self, member: int, entry: int) -> None:
-        """The record is this member's entry, and nothing yet of the others. Who gives nothing has entry 0."""
+    def note(self, member: int, share: Share | None) -> None:
+        """The record is this member's share, and nothing yet of the others. Who gives nothing has entry 0."""
         self._entries.fill(0)
-        self._entries[member] = entry
-        if not entry:
+        if share is not None:
+            self._entries[member] = 2 * (share.age + 1) + share.fresh
+        else:
             self._counts.fill(0)
 
-    def entries(self) -> list[int]:
-        return [int(entry) for entry in self._entries]
+    def shares(self, members: Iterable[int]) -> dict[int, Share]:
+        """Those of all who gave something."""
+        entries = [int(entry) for entry in self._entries]
+        return {r: Share(entries[r] // 2 - 1, bool(entries[r] % 2)) for r in members if entries[r]}

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from offbeat.live.transport.hub import Frame, Letter, Quiet, Word
 from offbeat.rounds.held import Elsewhere, held
-from offbeat.rounds.referee import Referee
+from offbeat.rounds.referee import Notice, Referee, Say
 
 ASK_S = 0.02
 
@@ -29,26 +29,13 @@ class Coordinator(Quiet):
 
     def hear(self, frame: Frame) -> Iterable[Letter]:
         referee, rank = self._referee, frame.rank
-        next_base = frame.c if frame.c >= 0 else None
-        started = self._is_here(rank) if frame.word is not Word.ELSEWHERE else []
-        match frame.word:
-            case Word.ARRIVED:
-                started += referee.arrived(rank, frame.a, frame.b, next_base)
-            case Word.PASSED:
-                started += referee.passed(rank, frame.b, next_base)
-            case Word.BEGAN:
-                started += referee.began(rank, frame.b)
-            case Word.FINISHED:
-                started += referee.finished(rank)
-            case Word.RENEWED:
-                started += referee.renewed(rank, frame.b)
-            case Word.STANDS:
-                started += referee.stands(rank)
-            case Word.BACK:
-                started += referee.back(rank)
-            case Word.ELSEWHERE if self._asked is not None:
+        if frame.word is Word.ELSEWHERE:
+            started = []
+            if self._asked is not None:
                 self._said[rank] = unpack(frame.text)
                 started = self._judge()
+        else:
+            started = self._is_here(rank) + referee.hear(rank, notice_of(frame))
         letters: list[Letter] = [(None, Frame(Word.GO, 0, version, rank)) for version in started]
         if frame.word is Word.BACK:
             letters.append((rank, Frame(Word.STARTED, 0, referee.started)))
@@ -88,6 +75,15 @@ class Coordinator(Quiet):
         self._asked = None
         self._said.clear()
         return [(None, Frame(Word.WHERE, 0, 0))]
+
+
+def frame_of(rank: int, notice: Notice) -> Frame:
+    """What a seat tells, on its way to the hub."""
+    return Frame(Word[notice.what.name], rank, notice.position, notice.base, notice.next_base)
+
+
+def notice_of(frame: Frame) -> Notice:
+    return Notice(Say[frame.word.name], frame.a, frame.b, frame.c)
 
 
 def pack(where: Elsewhere) -> str:

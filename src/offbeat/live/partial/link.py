@@ -51,10 +51,13 @@ class Link:
                 self._failure = error
                 self.lock.notify_all()
 
-    def tell(self, word: Word, a: int = 0, b: int = 0, c: int = -1, text: str = "") -> None:
+    def tell(self, word: Word, a: int = 0, b: int = 0) -> None:
+        self.send(Frame(word, self._rank, a, b))
+
+    def send(self, frame: Frame) -> None:
         try:
             with self._sending:
-                self._connection.sendall(Frame(word, self._rank, a, b, c, text).pack())
+                self._connection.sendall(frame.pack())
         except OSError as error:
             raise self._board.lost("the news from rank 0") from error
 

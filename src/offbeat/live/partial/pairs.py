@@ -1,8 +1,7 @@
 """Shared weights, live: a thread that lets others average with this worker's weights while it computes.
 
-Under ``_lock`` lie the shared weights. The interleaving it prevents: the worker adds its step while a visitor's half is
-being added, and one of the two sums is lost. Both sides of a meeting add differences, never absolute values, so what
-happens between a snapshot and its answer is kept.
+It drives the worker's `SharedVec` (see `offbeat.rounds.shared`), which lies under ``_lock``. The interleaving this
+prevents: the worker adds its step while a visitor's half is being added, and one of the two sums is lost.
 
 No circle of workers can wait for each other: porters wait only for workers that have announced a visit and are already
 at the door; workers wait for porters; porters never wait for porters.
@@ -23,6 +22,8 @@ from offbeat.live.transport.hub import Frame, Letter, Quiet, Word
 from offbeat.live.transport.staging import Staging
 from offbeat.live.transport.waiter import Waiter
 from offbeat.method.effects import Ticket
+from offbeat.rounds.seat import Event
+from offbeat.rounds.shared import Retired, SharedVec
 from offbeat.runs.trace import Round, Trace
 from offbeat.tensors.vector import Vec
 
@@ -31,35 +32,41 @@ class Visits(Quiet):
     """The hub's side: announces visits, and tells all when everybody has retired."""
 
     def __init__(self, size: int) -> None:
-        self._size, self._retired = size, 0
+        self._retired = Retired(size)
 
     def hear(self, frame: Frame) -> Iterable[Letter]:
         if frame.word is Word.MEET:
             return [(frame.a, frame)]
-        self._retired += 1
-        return [(None, Frame(Word.FLUSH, 0))] if self._retired == self._size else []
+        return [(None, Frame(Word.FLUSH, 0))] if self._retired.one_more() else []
 
 
 class Visit(Ticket[None]):
     """A meeting under way, as the one who asked sees it."""
 
-    __slots__ = ("half", "peer", "sent", "works")
+    __slots__ = ("half", "number", "peer", "sent", "works")
 
-    def __init__(self, peer: int, sent: Vec, half: Vec, works: list[dist.Work]) -> None:
-        self.peer, self.sent, self.half, self.works = peer, sent, half, works
+    def __init__(self, number: int, peer: int, sent: Vec, half: Vec, works: list[dist.Work]) -> None:
+        self.number, self.peer, self.sent, self.half, self.works = number, peer, sent, half, works
 
 
 class SharedWeights:
     """A worker's shared weights and the thread that answers for them."""
 
     def __init__(
-        self, x: Vec, peers: tuple[int, ...], connection: socket.socket, board: Board, trace: Trace, patience_s: float
+        self,
+        x: Vec,
+        peers: tuple[int, ...],
+        connection: socket.socket,
+        board: Board,
+        trace: Trace,
+        patience_s: float,
+        log: list[Event] | None = None,
     ) -> None:
         self._board, self._trace, self._rank, self._patience_s = board, trace, board.rank, patience_s
         self._link = Link("porter", connection, board.rank, board, patience_s)
         self._lock = self._link.lock
         self._staging = Staging(x)
-        self._y = self._staging.down(x).clone()
+        self._shared = SharedVec(self._staging.down(x), log)
         self._stood: Vec | None = None
         self._worker, self._visitors = Waiter(board, patience_s), Waiter(board, patience_s)
         # One group for each pair and direction: visits there and back never share a queue, as two threads serve them.
@@ -70,7 +77,6 @@ class SharedWeights:
         groups = {pair: self._pair(*pair, waiter) for pair in pairs}
         self._out = {visited: g for (visitor, visited), g in groups.items() if visitor == mine}
         self._in = {visitor: g for (visitor, visited), g in groups.items() if visited == mine}
-        self._changed = 0
         self._over = False
         self.wire_bytes = 0
         self._link.listen(self._hear)
@@ -84,7 +90,7 @@ class SharedWeights:
     def meet(self, peer: int) -> Visit:
         """Announce a visit, send my weights to ``peer`` and be ready for its answer."""
         with self._lock:
-            sent = self._y.clone()
+            number, sent = self._shared.depart()
         half = sent.zeros_like()
         works: list[dist.Work] = []
         if peer != self._rank:
@@ -92,7 +98,7 @@ class SharedWeights:
             works = [self._out[peer].broadcast(s, self._rank) for s in sent.parts]
             works += [self._out[peer].broadcast(h, peer) for h in half.parts]
             self.wire_bytes += sent.nbytes
-        return Visit(peer, sent, half, works)
+        return Visit(number, peer, sent, half, works)
 
     def _pair(self, visitor: int, visited: int, waiter: Waiter) -> Group:
         ranks = (min(visitor, visited), max(visitor, visited))
@@ -104,20 +110,17 @@ class SharedWeights:
         start = time.monotonic()
         self._worker.wait(visit.works, f"rank {visit.peer}'s half of a meeting")
         with self._lock:
-            self._y.add_(visit.half, alpha=-1.0)
+            stale = self._shared.home(visit.number, visit.half)
             now, me, rounds = time.monotonic(), self._rank, self._trace.rounds
             if self._trace.keep_rounds:
-                rounds.append(Round(len(rounds), me, (me,), {me: self._changed}, {me: now - start}, now))
-            self._changed += 1
+                rounds.append(Round(len(rounds), me, (me,), {me: stale}, {me: now - start}, now))
 
     def add(self, delta: Vec) -> Vec:
         """My step, on top of whatever my weights have become. Answers a copy."""
         self._link.check()
         mine = self._staging.down(delta)
         with self._lock:
-            self._changed = 0
-            self._y.add_(mine)
-            now = self._y.clone()
+            now = self._shared.add(mine).clone()
         return self._staging.up(now)
 
     def retire(self, asked: Callable[[], bool], take_part: Callable[[], None]) -> Vec:
@@ -128,7 +131,7 @@ class SharedWeights:
             while True:
                 with self._lock:
                     if self._over:
-                        return self._staging.up(self._y.clone())
+                        return self._staging.up(self._shared.now())
                     self._link.check()
                     self._lock.wait(LOOK_S)
                 since = self._board.bear_with(since, self._patience_s, "the others to retire")
@@ -139,7 +142,7 @@ class SharedWeights:
         """Between two steps of all workers no visit is under way; then ``x`` becomes what the shared weights are."""
         self._worker.until(all_there, "the others to stand still")
         with self._lock:
-            self._stood = self._y.clone()
+            self._stood = self._shared.stand()
         x.copy_(self._stood)
 
     def adopt(self, x: Vec) -> None:
@@ -150,7 +153,7 @@ class SharedWeights:
         if self._stood is not None:
             equal = self._staging.down(x)
             with self._lock:
-                self._y.add_(equal - self._stood)
+                self._shared.shift(equal - self._stood)
             self._stood = None
 
     def close(self) -> None:
@@ -177,12 +180,10 @@ class SharedWeights:
         return self._over
 
     def _visited(self, visitor: int) -> None:
-        group, theirs = self._in[visitor], self._y.zeros_like()
+        group, theirs = self._in[visitor], self._shared.empty()
         self._visitors.wait([group.broadcast(t, visitor) for t in theirs.parts], f"rank {visitor}'s weights")
         with self._lock:
-            half = (theirs - self._y) * 0.5
-            self._y.add_(half)
-            self._changed += 1
+            half = self._shared.visited(visitor, theirs)
         self.wire_bytes += half.nbytes
         works = [group.broadcast(h, self._rank) for h in half.parts]
         self._visitors.wait(works, f"rank {visitor} to take its half")

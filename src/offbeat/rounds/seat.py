@@ -1,0 +1,278 @@
+"""One worker's seat at a channel: the protocol of partial rounds, without I/O, clock or thread.
+
+Both worlds drive the same seats. A driver does three things, and decides nothing:
+
+1. It passes every `Notice` that a seat hands out on to the channel's referee (`Referee.hear`), which answers with the
+   rounds that start; and it lets each seat hear of every round, in the order of their numbers.
+2. For round v it asks the seats of a block for a ``snapshot``, sums what they give, and hands the mean to each of them
+   with ``deliver``. Rounds of one seat never overlap. When all have finished, one more round is the *flush*.
+3. It lets a worker wait until ``results`` has reached what the seat says: ``needs_first`` before a deposit, ``needs``
+   after it.
+
+A worker's step:  wait for ``needs_first`` → ``offer`` → pass the notice on → wait for ``needs`` → ``take`` → ``began``.
+A worker without data:  ``finish``; then ``renew`` and ``next``, until ``next`` has none and ``flushed`` is set.
+A worker that stands:  ``stand``, ``renew`` and ``next`` until all stand, ``back``, wait, ``catch_up``, ``began``.
+
+What happens at a seat happens in one order, which is all that decides a run: a seat that is given a ``log`` writes
+that order down, and `offbeat.sim.replay` follows it. Not safe by itself: where a worker and its clerk are two threads,
+a lock is held around each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from offbeat.rounds.place import Place
+from offbeat.rounds.referee import Notice, Say
+from offbeat.rounds.rules import Rules
+from offbeat.rounds.tray import Deposit, Tray
+from offbeat.tensors.vector import Vec
+from offbeat.topology.hierarchy import Nodes
+from offbeat.topology.matrix import Mixing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Got:
+    """The result of one round, as one worker sees it."""
+
+    version: int
+    value: Vec
+    fresh: bool  # my newest deposit is in it
+    full: bool  # everybody's is
+    count: int  # how many it averages over
+    contributors: Mapping[int, int]  # rank → how many rounds old its work is; who is not here gave nothing
+
+
+class Share(NamedTuple):
+    """What is said of one seat's part in a round: how old its oldest work is, and whether its newest was in time."""
+
+    age: int
+    fresh: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What one seat gives to one round."""
+
+    value: Vec | None
+    deposits: int  # of this worker that are in it, or were made before
+    share: Share | None  # None: it gives nothing
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    value: Vec
+    deposits: int
+    full: bool
+    count: int
+    contributors: Mapping[int, int]
+
+
+Event = tuple[str, int]  # what happened at a seat, and the step or round it was about
+
+
+class Seat:
+    """A worker's seat. ``rank`` is its node's: where every worker is a node of its own, its own.
+
+    ``first_round``, ``first_step``: where a run that was taken up again goes on. ``new`` gives memory to copy into,
+    where that is special; without it, results may be shared with other seats, and are never written to.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        whom: Callable[[int], Mixing],
+        nodes: Nodes,
+        rank: int,
+        x: Vec | None,
+        *,
+        first_round: int = 0,
+        first_step: int = 0,
+        new: Callable[[], Vec] | None = None,
+        log: list[Event] | None = None,
+    ) -> None:
+        self.rules, self._whom, self._nodes, self.rank, self.size = rules, whom, nodes, rank, nodes.count
+        self.tray = Tray(rules.absent, new)
+        self.place = Place.beginning(rules, first_round)
+        self._ahead = first_round - first_step  # rounds begin with the steps
+        self._results: dict[int, _Result] = {}
+        self._lent: list[Vec] = []  # values that the strategy may still be reading
+        self._owns = new is not None
+        self.needs = 0
+        self.takes_each = False  # it rests or stands, and takes one result after the other
+        self.has_finished = self.flushed = False
+        self._log = log
+        if x is not None:
+            self.tray.deposit(x, Deposit(-1, first_round))
+
+    # The worker.
+
+    @property
+    def results(self) -> int:
+        """How many rounds are over here."""
+        return self.place.results
+
+    @property
+    def needs_first(self) -> int:
+        """How many results must be there before the next deposit: that of the round arrived for last."""
+        return self.place.outstanding + 1 if self.place.must_wait_first() else 0
+
+    def offer(self, x: Vec, step: int) -> Notice | None:
+        """Deposit the work of a step. It counts for the current round, or is late, and its worker goes on."""
+        self._note("offer", step)
+        self.reclaim()
+        step += self._ahead
+        deposit = Deposit(step, self.place.base)
+        position = self.place.arrive(step)
+        if position is None and self.rules.absent == "drop":
+            self.tray.discard(deposit)
+        else:
+            self.tray.deposit(x, deposit, self.place.weight())
+        self.needs = self.place.waits_for(position)
+        next_base = max(self.place.takes_at_least(step), self.needs)
+        if position is not None:
+            return Notice(Say.ARRIVED, position, deposit.base, next_base)
+        return Notice(Say.PASSED, 0, deposit.base, next_base) if self._bounded else None
+
+    def take(self, step: int) -> list[Got]:
+        """The results to apply after a step, oldest first; the next step is begun with them."""
+        self._note("take", step)
+        return self._taken(self.place.take(step + self._ahead))
+
+    def began(self) -> Notice | None:
+        """The next step is under way, with everything that was taken."""
+        return Notice(Say.BEGAN, 0, self.place.base) if self._bounded and not self.has_finished else None
+
+    def finish(self) -> Notice | None:
+        """No data left: it never counts again, but goes on answering."""
+        if self.has_finished:
+            return None
+        self._note("finish", self.place.taken)
+        self.has_finished = self.takes_each = True
+        return Notice(Say.FINISHED)
+
+    def renew(self, x: Vec | None) -> Notice | None:
+        """Without a step to take, ``x`` answers for the worker from now on."""
+        if x is None:
+            return None
+        self._note("renew", self.place.taken)
+        self.tray.deposit(x, Deposit(-1, self.place.taken))
+        return Notice(Say.RENEWED, 0, self.place.taken) if self._bounded else None
+
+    def next(self) -> Got | None:
+        """The oldest result not taken yet, if there is one, for a worker that takes each by itself."""
+        self.reclaim()
+        version = min(self._results, default=self.results)
+        if version >= self.results:
+            return None
+        self._note("next", version)
+        self.place.taken = self.place.base = version + 1
+        return self._got(version)
+
+    def stand(self) -> Notice:
+        """It takes no step until it is back, and nobody waits for it; it takes every result, as one without data."""
+        self._note("stand", self.place.taken)
+        self.takes_each = True
+        return Notice(Say.STANDS)
+
+    def back(self) -> Notice:
+        """All stand; soon it takes steps again."""
+        return Notice(Say.BACK)
+
+    def catch_up(self, results: int) -> list[Got]:
+        """All results of the rounds that have started, so that all workers have applied the same ones."""
+        self._note("catch up", results)
+        self.takes_each = self.has_finished
+        return self._taken(self.place.take(results - 1)) if results else []
+
+    def reclaim(self) -> None:
+        """What was handed out before has been read when a worker comes again (rule 4): its memory is free."""
+        if self._owns:
+            self.tray.spare, self._lent = [*self.tray.spare, *self._lent][-2:], []
+
+    @property
+    def lost(self) -> list[int]:
+        """The steps whose gradients were dropped."""
+        return [deposit.step - self._ahead for deposit in self.tray.lost if deposit.step >= 0]
+
+    @property
+    def _bounded(self) -> bool:
+        """Only a bound asks what a worker computes with, so that else nothing needs to be told."""
+        return self.rules.bound is not None
+
+    def _taken(self, versions: range) -> list[Got]:
+        return [self._got(version) for version in versions if version in self._results]
+
+    def _got(self, version: int) -> Got:
+        result = self._results.pop(version)
+        # A late result knows nothing of the deposit just made.
+        fresh = result.deposits >= self.tray.deposits - self.rules.late
+        value = result.value
+        if self.rules.absent == "shared":
+            newest = version + 1 == self.results and result.deposits == self.tray.deposits
+            if not newest:  # else the tray has become just that
+                value = self.tray.show_into(value if self._owns else value.clone())
+        if self._owns:
+            self._lent.append(value)
+        return Got(version, value, fresh, result.full, result.count, result.contributors)
+
+    # A round.
+
+    def members(self, version: int, flush: bool = False) -> tuple[int, ...]:
+        """With whom this seat averages in round ``version``."""
+        if flush or self.rules.is_full(version):
+            return tuple(range(self.size))
+        W = self._whom(version)
+        block = W.block(self.rank)
+        if block is None:
+            raise ValueError(f"partial rounds average within groups, but round {version} mixes along {W}")
+        return block
+
+    def divisor(self, members: tuple[int, ...]) -> int:
+        """Weights are averaged among the members; gradients are divided by all."""
+        return len(members) if self.rules.of_weights else self.size
+
+    @property
+    def flushes(self) -> bool:
+        """Whether something may still be owed when all have finished: gradients, but never weights."""
+        return not self.rules.of_weights
+
+    def snapshot(self, version: int, flush: bool = False, scale: float = 1.0) -> Given:
+        """What answers for the worker in round ``version``, with the record of what is in it."""
+        self._note("flush" if flush else "snapshot", version)
+        deposits = self.tray.pieces
+        in_time = bool(deposits) and not flush and self.place.made_for(version, deposits[-1].base)
+        shot = self.tray.snapshot(version, in_time, scale)
+        age = shot.staleness(version)
+        share = None if age is None else Share(age, shot.fresh(version, self.rules.catch_up))
+        return Given(shot.value, shot.deposits, share)
+
+    def deliver(
+        self, version: int, value: Vec, given: Given, shares: Mapping[int, Share], members: int, flush: bool = False
+    ) -> bool:
+        """The mean of a round is here. ``shares``: who gave something, among so many ``members``.
+
+        A flush in which nobody owed anything gives no result, so that no optimiser moves; then the answer is False.
+        """
+        if flush and not shares:
+            return False
+        self._note("result", version)
+        if self.rules.absent == "shared":
+            self.tray.adopt(value)
+        if self.rules.of_weights and self.rules.catch_up == "current" and not self.takes_each:
+            # Of averages of weights a late worker takes the newest: it need not keep one for every round it misses.
+            for older in list(self._results):
+                dropped = self._results.pop(older).value
+                if self._owns:
+                    self.tray.spare = [*self.tray.spare, dropped][-2:]
+        contributors = self._nodes.spread({rank: share.age for rank, share in shares.items()})
+        full = flush or self.rules.is_full(version)
+        self._results[version] = _Result(value, given.deposits, full, members, contributors)
+        self.place.results = version + 1
+        return True
+
+    def _note(self, what: str, number: int) -> None:
+        if self._log is not None:
+            self._log.append((what, number))

@@ -1,0 +1,260 @@
+"""``simulate``: a strategy in virtual time; and ``replay``: a recorded run once more, in its own order."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from offbeat import delays as delays_
+from offbeat.basics import draw
+from offbeat.delays import Seconds
+from offbeat.method.replica import Replica
+from offbeat.method.strategy import Strategy
+from offbeat.runs.order import About, Order, Told, digest, sampled
+from offbeat.runs.result import Run
+from offbeat.runs.trace import Trace
+from offbeat.sim.fleet import Fleet
+from offbeat.sim.network import Network
+from offbeat.sim.observing import Observer
+from offbeat.sim.replay import Mismatch
+from offbeat.sim.world import Deadlock, World
+from offbeat.tasks.task import Task
+from offbeat.tensors.sums import mean
+from offbeat.tensors.vector import Vec
+
+
+def simulate(
+    strategy: Strategy,
+    task: Task | None = None,
+    workers: int = 8,
+    steps: int | None = None,
+    *,
+    samples: int | None = None,
+    seconds: float | None = None,
+    seed: int = 0,
+    compute_s: Seconds = 0.1,
+    delays: Seconds | None = None,
+    network: Network | None = None,
+    parameters: int = 1_000_000,
+    spans: bool = False,
+    rounds: bool = True,
+    watch_s: float | None = None,
+    record: str | Path | None = None,
+) -> Run:
+    """Run ``strategy`` on ``workers`` simulated workers, in virtual time.
+
+    The run ends by one of ``steps`` (so many gradients for every worker), ``samples`` (so many gradients taken by all
+    together) or ``seconds`` (of virtual time). ``compute_s`` is a step's computation, ``delays`` come on top, before
+    it: numbers, distributions (``ob.delays``) or functions of (step, rank). ``task=None`` simulates time alone, with a
+    model of ``parameters`` float32 numbers. ``spans`` keeps each worker's timeline in ``run.trace``, and the loss, the
+    spread of the replicas and the period of adaptive averaging over time. ``watch_s`` evaluates the mean of all
+    replicas that often (in virtual time), for ``run.curve``. ``record`` keeps the order of events in this folder, for
+    ``ob.replay``.
+    """
+    if not isinstance(strategy, Strategy):
+        raise TypeError(f"{strategy!r} is not a strategy; use one such as ob.local_sgd(period=8)")
+    if task is not None and not isinstance(task, Task):
+        raise TypeError(f"{task!r} is not a task; use ob.Task(…), ob.tasks.digits(), or None for time alone")
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise ValueError(f"{workers!r} workers cannot train; use 1 or more")
+    if record is not None and task is None:
+        raise ValueError("a run without a task has no weights that a replay could end with; give it a task")
+    told = [Told() for _ in range(workers)] if record is not None else None
+    scene = _Scene(
+        strategy,
+        task,
+        workers,
+        seed,
+        steps,
+        delays_.bind(compute_s, seed=seed, workers=workers, what="compute_s"),
+        delays_.bind(delays, seed=seed, workers=workers, what="delays"),
+        network or Network(),
+        parameters,
+    )
+    gradients = steps * workers if steps is not None else samples
+    run = _run(scene, _ending(steps, samples, seconds), gradients, spans, rounds, watch_s, told)
+    if record is not None and told is not None and task is not None:
+        for own, taken in zip(told, run.gradients, strict=True):
+            own.gradients = taken
+        model = digest(p for p in task.build(seed).parameters() if p.requires_grad)
+        about = About.of(str(strategy), strategy.name, strategy.settings, workers, seed, steps, model)
+        Order(about, tuple(told), sampled(run.final)).write(Path(record))
+    return run
+
+
+def replay(
+    order: Order, strategy: Strategy, task: Task, compute_s: Seconds, network: Network | None, spans: bool, rounds: bool
+) -> Run:
+    """Run what a record tells once more, in its own order."""
+    about, gradients = order.about, [own.gradients for own in order.told]
+    scene = _Scene(
+        strategy,
+        task,
+        about.workers,
+        about.seed,
+        about.steps,
+        delays_.bind(compute_s, seed=about.seed, workers=about.workers, what="compute_s"),
+        delays_.bind(None, seed=about.seed, workers=about.workers, what="delays"),
+        network or Network(),
+    )
+
+    def more(rank: int, taken: int, now_s: float) -> bool:
+        return taken < gradients[rank]
+
+    try:
+        return _run(scene, more, sum(gradients), spans, rounds, None, order.told, replays=True)
+    except Deadlock as error:
+        raise Mismatch(f"the record cannot be followed to its end: {error}") from None
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """What is run, and on what."""
+
+    strategy: Strategy
+    task: Task | None
+    workers: int
+    seed: int
+    steps: int | None
+    compute_s: Callable[[int, int], float]
+    delay_s: Callable[[int, int], float]
+    network: Network
+    parameters: int = 0
+
+
+def _run(
+    scene: _Scene,
+    more: Callable[[int, int, float], bool],
+    gradients: int | None,
+    spans: bool,
+    rounds: bool,
+    watch_s: float | None,
+    told: Sequence[Told] | None,
+    replays: bool = False,
+) -> Run:
+    strategy, task, workers, seed = scene.strategy, scene.task, scene.workers, scene.seed
+    trace = Trace(keep_spans=spans, keep_rounds=rounds)
+    fleet = Fleet(task, workers, seed) if task is not None else None
+    replicas = [_replica(fleet, rank, workers, seed, scene.steps, scene.parameters) for rank in range(workers)]
+    retired: dict[int, Vec] = {}
+    observer = Observer(fleet, replicas, trace, gradients) if fleet and spans else None
+    seen = observer or fleet
+
+    world = World(
+        replicas,
+        strategy.body,
+        more,
+        scene.compute_s,
+        scene.delay_s,
+        scene.network,
+        trace,
+        ask=fleet.ask if fleet else lambda rank, step: None,
+        gradient=seen.gradient if seen else lambda rank: replicas[rank].x,
+        rows=fleet.rows if fleet else lambda rank, step: 32,
+        union=seen.union if seen else lambda rank, pieces: replicas[rank].x,
+        retired=lambda rank: retired.__setitem__(rank, replicas[rank].x.clone()),
+        told=told,
+        replays=replays,
+        equalise=lambda: _equalise(fleet, workers) if fleet else None,
+    )
+    if observer is not None:
+        observer.now = lambda: float(world.env.now)
+        observer.step = lambda rank: world.workers[rank].taken - 1
+    curve: list[tuple[float, Mapping[str, float]]] = []
+    if watch_s is not None and fleet is not None and task is not None and task.evaluate is not None:
+        world.every(watch_s, lambda now_s: curve.append((now_s, _evaluated(task, fleet.mean_model(), seed))))
+    with draw.seeded(seed), contextlib.closing(world):
+        world.run()
+        if fleet:
+            _equalise(fleet, workers)
+        model = fleet.model(0) if fleet else None
+        if observer is not None and fleet is not None:
+            observer.close(fleet.losses())
+        return Run(
+            strategy=str(strategy),
+            workers=workers,
+            seed=seed,
+            seconds=max(w.finished_s for w in world.workers),
+            finished_s=tuple(w.finished_s for w in world.workers),
+            wait_s=tuple(world.wait_s),
+            gradients=tuple(w.taken for w in world.workers),
+            wire_bytes=world.bytes_sent,
+            curve=tuple(curve),
+            lost=tuple((r, t) for p in world.partials.values() for r, t in p.lost if t < world.workers[r].taken),
+            weights=torch.stack([_flat(retired[rank]) for rank in range(workers)]),
+            final=_flat(replicas[0].x),
+            losses=fleet.losses() if fleet else torch.zeros(0, dtype=torch.float64),
+            trace=trace,
+            model=model,
+            metrics=_evaluated(task, model, seed) if task is not None and model is not None else {},
+        )
+
+
+def _evaluated(task: Task, model: nn.Module, seed: int) -> dict[str, float]:
+    """The task's word on a model; what is drawn for it comes from the seed alone."""
+    if task.evaluate is None:
+        return {}
+    draw.reseed(seed, draw.cuda_of(model.parameters()))
+    return dict(task.evaluate(model))
+
+
+def _replica(fleet: Fleet | None, rank: int, size: int, seed: int, steps: int | None, parameters: int) -> Replica:
+    if fleet is None:
+        return Replica(rank, size, Vec((), 4 * parameters), Vec(()), lambda g: None, list, seed, steps)
+    return Replica(
+        rank,
+        size,
+        fleet.x[rank],
+        fleet.buffers[rank],
+        lambda g: fleet.update(rank, g),
+        lambda: fleet.groups(rank),
+        seed,
+        steps,
+        lambda: fleet.tick(rank),
+    )
+
+
+class _ending:
+    """One of three endings; counts the gradients begun where they are what ends the run."""
+
+    def __init__(self, steps: int | None, samples: int | None, seconds: float | None) -> None:
+        given = {"steps": steps, "samples": samples, "seconds": seconds}
+        named = [f"{name}={value}" for name, value in given.items() if value is not None]
+        if len(named) != 1:
+            said = " and ".join(named) or "none of them"
+            raise ValueError(f"a run ends by one of steps=, samples= or seconds=, but {said} was given")
+        for name, value in given.items():
+            if value is not None and not value >= 0:
+                raise ValueError(f"{name}={value} cannot end a run; use 0 or more")
+        self._steps, self._samples, self._seconds = steps, samples, seconds
+
+    def __call__(self, rank: int, taken: int, now_s: float) -> bool:
+        if self._steps is not None:
+            return taken < self._steps
+        if self._seconds is not None:
+            return now_s < self._seconds
+        assert self._samples is not None
+        self._samples -= 1
+        return self._samples >= 0
+
+
+def _equalise(fleet: Fleet, workers: int) -> None:
+    """Make all replicas equal: the mean of weights and floating buffers, the maximum of integer ones.
+
+    Replicas that are equal already are left alone: the mean of equal numbers may round.
+    """
+    for table in (fleet.X, fleet.B):
+        for part in table:
+            if not bool((part == part[:1]).all()):
+                part.copy_(mean([Vec((part[i],)) for i in range(workers)], workers).parts[0].expand_as(part))
+    for part in fleet.N:
+        part.copy_(part.amax(dim=0, keepdim=True).expand_as(part) if part.numel() else part)
+
+
+def _flat(x: Vec) -> Tensor:
+    return torch.cat([p.detach() for p in x.parts]) if x.parts else torch.zeros(0)
