@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from offbeat.live.attached import refusals as checks
 from offbeat.live.attached.optimizer import Attached
+from offbeat.live.attached.recorder import Recorder
 from offbeat.live.attached.stats import Log
 from offbeat.live.transport import ending
 from offbeat.live.transport.board import Board
@@ -69,13 +71,16 @@ def attach(
     seed: int = 0,
     patience_s: float = 1800.0,
     log: Log | None = None,
+    record: str | Path | Recorder | None = None,
 ) -> Attached:
     """Let ``strategy`` decide what each ``optimizer.step()`` exchanges. Every rank must call it.
 
     Rank 0's parameters and buffers are given to all. ``max_norm`` clips what the inner optimiser is given;
     ``accumulate`` declares how many ``backward()`` calls make a step; ``steps`` tells strategies that plan ahead how
     long the run is; ``patience_s`` is the longest wait for a peer before the run is given up; ``log`` hears of
-    every step: a ``SummaryWriter``, or anything with its ``add_scalar(tag, value, step)``.
+    every step: a ``SummaryWriter``, or anything with its ``add_scalar(tag, value, step)``. ``record``: a folder, into
+    which each rank writes at the end what decided the run; ``ob.replay`` runs it again, if model, data and optimiser
+    are those of a ``Task``.
     """
     if isinstance(optimizer, Attached):
         raise ValueError(
@@ -97,6 +102,7 @@ def attach(
         steps=steps,
         patience_s=patience_s,
         log=log,
+        recorder=record if record is None or isinstance(record, Recorder) else Recorder(record),
         closed=_World.let_go,
     )
     _World.users += 1

@@ -26,6 +26,7 @@ from offbeat.live.attached.flat import Flat
 from offbeat.live.attached.own import OwnGradient
 from offbeat.method.effects import Batch, Done
 from offbeat.rounds.micro import Supply
+from offbeat.runs.order import Part, Piece
 from offbeat.tensors.vector import Vec, wide
 
 
@@ -43,14 +44,21 @@ MANY = 16  # batches' worth of leftovers that deserve a word
 class Stream:
     """A worker's micro-batches in order, and what it has done of them in this round."""
 
-    def __init__(self, flat: Flat, ring: Callable[[int, int], None], rung: Callable[[], int]) -> None:
-        self._flat, self._ring, self._rung = flat, ring, rung
+    def __init__(
+        self,
+        flat: Flat,
+        ring: Callable[[int, int], None],
+        rung: Callable[[], int],
+        note: Callable[[Part], None] | None = None,
+    ) -> None:
+        self._flat, self._ring, self._rung, self._note = flat, ring, rung, note
         self._batches: list[Any] = []
         self._supply = Supply()
         self._sums: Vec | None = None
         self._views: list[Tensor] = []
         self._began_s: float | None = None
         self._warned = False
+        self._batch = 0  # the number of the one that the user has a piece of in hand
         self._anew()
 
     def _anew(self) -> None:
@@ -59,6 +67,7 @@ class Stream:
         self._out: int | None = None  # the last row of the micro-batch that the user has in hand
         self._used = set[int]()  # the parameters that a micro-batch had a gradient for
         self._whole_s: float | None = None
+        self._learnt: list[Piece] = []  # the micro-batches that had a gradient
 
     @property
     def waiting(self) -> int:
@@ -108,7 +117,7 @@ class Stream:
             if through or asks.stop.is_over(self.pieces, self._at_most, rung, self._elapsed_s):
                 self._close()
                 return
-            _, lo, hi = self._supply.first(asks.micro)
+            self._batch, lo, hi = self._supply.first(asks.micro)
             for p in self._flat.params:
                 p.grad = None
             self._out = hi
@@ -129,6 +138,7 @@ class Stream:
         learnt = self._add(samples)
         if learnt:
             self.samples += samples
+            self._learnt.append((self._batch, hi - samples, hi))
         if learnt or came_back:
             self.pieces += 1
             if self._supply.take(hi):
@@ -188,6 +198,9 @@ class Stream:
         own = OwnGradient(self._flat)
         total = Vec(own.parts, used=own.used).mul_(float(samples))
         done = Done(total, samples, self.pieces, max(self._at_most, self.pieces), self._whole_s)
+        if self._note is not None:
+            learnt = tuple(self._learnt) if samples else ()
+            self._note(Part(learnt, done.pieces, done.of, done.whole_s, samples))
         self._anew()
         self._began_s = None
         return done

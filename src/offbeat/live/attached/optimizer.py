@@ -22,6 +22,7 @@ from offbeat.live.attached.driver import Driver
 from offbeat.live.attached.equal import equalise, share_beginning
 from offbeat.live.attached.flat import Flat
 from offbeat.live.attached.gradients import Gradients
+from offbeat.live.attached.recorder import Recorder
 from offbeat.live.attached.stats import Log, Stats, Summary
 from offbeat.live.partial.endpoints import Endpoints
 from offbeat.live.transport import elsewhere
@@ -32,6 +33,7 @@ from offbeat.live.transport.waiter import Waiter
 from offbeat.method.effects import Batch, Done, Next, Turn
 from offbeat.method.replica import Replica
 from offbeat.method.strategy import Strategy
+from offbeat.runs.order import Part
 from offbeat.runs.trace import Trace
 from offbeat.tensors.vector import Vec
 
@@ -73,6 +75,7 @@ class Attached(torch.optim.Optimizer):
         steps: int | None,
         patience_s: float,
         log: Log | None,
+        recorder: Recorder | None,
         closed: Callable[[], None],
     ) -> None:
         # torch's own __init__ would add the parameters anew; what it sets up is shared with the inner optimiser.
@@ -102,9 +105,14 @@ class Attached(torch.optim.Optimizer):
             steps,
             parameters=len(self._flat.params),
         )
-        self._endpoints = Endpoints(board, self._transport, patience_s, self._average_is_asked, self._equalise)
+        self._recorder = recorder
+        if recorder is not None:
+            weights, how = self._flat.params, {"max_norm": max_norm, "accumulate": accumulate}
+            recorder.begin(strategy, board.size, seed, steps, weights, **how)
+        events = recorder.told.events if recorder is not None else None
+        self._endpoints = Endpoints(board, self._transport, patience_s, self._average_is_asked, self._equalise, events)
         self._driver = Driver(strategy, self.me, self._transport, self._endpoints)
-        self._stream = Stream(self._flat, self._ring, self._rung)
+        self._stream = Stream(self._flat, self._ring, self._rung, recorder.part if recorder is not None else None)
         self._averages = 0
         self._in_step = self._closed = False
         self._gradients = Gradients(self._flat, self._driver, self._transport, accumulate, self._begin)
@@ -167,6 +175,8 @@ class Attached(torch.optim.Optimizer):
         """
         rest = dict(state_dict)
         own = rest.pop("offbeat", None)
+        if self._recorder is not None:
+            self._recorder.cannot("it was taken up from a state, which the record does not hold")
         if own is not None:  # first, as it may refuse: then nothing is loaded
             self._driver.refuse_if_begun()
             exchanges, rounds = state.restore(own, self.strategy, self.me)
@@ -226,6 +236,8 @@ class Attached(torch.optim.Optimizer):
             asks = self._driver.asks
             self._driver.answer(self._done(asks) if isinstance(asks, Batch) else self._gradients.gradient())
         self._reset_step()
+        if self._recorder is not None:
+            self._recorder.stepped()
         self._stats.stepped(self)
         return loss
 
@@ -265,6 +277,8 @@ class Attached(torch.optim.Optimizer):
         elsewhere.stepping()
         elsewhere.count(f"{self._board.name}/average", self._everyone)
         self._flat.adopt()
+        if self._recorder is not None:
+            self._recorder.averages(self.me.t, self._in_step, self._endpoints.per_node)
         if self.me.size > 1:
             with torch.no_grad():
                 self._driver.start()  # as those without data have done
@@ -291,6 +305,8 @@ class Attached(torch.optim.Optimizer):
             self._flat.adopt()
             self._driver.start()
             if self._in_step:  # a backward without its step(): the others may have counted on it
+                if self._recorder is not None:
+                    self._recorder.cannot("it ended between backward() and step()")
                 self._board.reach(self.me.t)
                 if self._gradients.was_made:
                     self._driver.answer(None)
@@ -302,6 +318,8 @@ class Attached(torch.optim.Optimizer):
                 self._equalise()
                 self._stats.exchange(self._transport)
                 self._transport.agree_on(torch.zeros(1), dist.ReduceOp.SUM, "the others to finish")
+        if self._recorder is not None:
+            self._recorder.end(self.me.rank, self._flat.params)
         self._release()
         self._endpoints.close()
         self._give_back()
@@ -342,6 +360,8 @@ class Attached(torch.optim.Optimizer):
         if self._stream.used:
             return self._stream.done()
         done = self._gradients.whole_batch(asks)
+        if self._recorder is not None:
+            self._recorder.part(Part((), done.pieces, done.of, None, done.samples))
         if asks.stop.workers is not None:
             self._ring(asks.r, asks.stop.workers)
         return done

@@ -44,6 +44,7 @@ def launch(
     delays: Seconds | None = None,
     compute_s: Seconds | None = None,
     progress: Callable[[int], None] | None = None,
+    record: bool = False,
 ) -> LiveRun:
     """Train ``task`` under ``strategy`` in ``workers`` processes of this machine, ``steps`` steps each.
 
@@ -51,6 +52,8 @@ def launch(
     numbers, distributions (``ob.delays``) or importable functions of (step, rank). ``progress`` is called from another
     thread with the number of steps that the workers have done on average. Each process computes with one thread unless
     ``OMP_NUM_THREADS`` says otherwise. A script that calls this needs the usual ``if __name__ == "__main__":``.
+
+    ``record`` keeps what decides the run, in ``run.order``.
 
     What the workers write to stderr is dropped unless one of them fails without a word of its own.
     """
@@ -60,7 +63,7 @@ def launch(
         raise ValueError(f"steps={steps!r} cannot end a run; use a whole number, 0 or more")
     for what, spec in (("delays", delays), ("compute_s", compute_s)):
         delays_.bind(spec, seed=seed, workers=workers, what=what)  # for its sentences, before anything is started
-    job = Job(strategy, task, steps, seed, delays, compute_s)
+    job = Job(strategy, task, steps, seed, delays, compute_s, record=record)
 
     told = -1
 

@@ -25,9 +25,11 @@ from offbeat.basics import draw
 from offbeat.delays import Seconds
 from offbeat.live.attached.attach import attach
 from offbeat.live.attached.optimizer import Attached
+from offbeat.live.attached.recorder import Recorder
 from offbeat.live.job.ddp import Ddp
 from offbeat.live.job.steplog import Status, StepLog, StepRecord, assemble
 from offbeat.method.strategy import Strategy
+from offbeat.runs.order import Order, Told
 from offbeat.runs.result import LiveRun
 from offbeat.runs.trace import DOINGS, Doing
 from offbeat.tasks.task import Task
@@ -46,6 +48,7 @@ class Job:
     delays are lateness, ``compute_s`` stands for computation that this machine does not do. Where a batch is cut into
     micro-batches, each sleeps its share of both. ``shared``: instead of ``steps`` batches for each worker there is one
     supply of ``steps`` × workers, from which each takes as many as it can; DDP, which needs equally many, ignores it.
+    ``record``: keep what decides the run (of DDP, nothing does).
     """
 
     strategy: Strategy | Literal["ddp"]
@@ -55,6 +58,7 @@ class Job:
     delays: Seconds | None = None
     compute_s: Seconds | None = None
     shared: bool = False
+    record: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class _Share:
     finished_s: float
     wait_s: float
     wire_bytes: int
+    told: Told | None
     records: StepRecord
 
 
@@ -90,8 +95,9 @@ def _train(job: Job, tell: Tell | None, number: int = 0) -> LiveRun | None:
     parameters = [p for p in model.parameters() if p.requires_grad]
     inner = task.optimizer(parameters)
     optimizer: Attached | Ddp
+    recorder = Recorder() if job.record else None
     if isinstance(job.strategy, Strategy):
-        optimizer = attach(inner, model, job.strategy, steps=job.steps, seed=job.seed)
+        optimizer = attach(inner, model, job.strategy, steps=job.steps, seed=job.seed, record=recorder)
     else:
         optimizer = Ddp(inner, model)
 
@@ -110,7 +116,9 @@ def _train(job: Job, tell: Tell | None, number: int = 0) -> LiveRun | None:
         finished_s = time.monotonic() - log.start_s
         waited_s, sent_bytes = optimizer.wait_s - waited_s, optimizer.wire_bytes - sent_bytes
         log.waiting()
-    share = _Share(finished_s, waited_s, sent_bytes, log.records(list(optimizer.trace.rounds)))
+    share = _Share(
+        finished_s, waited_s, sent_bytes, recorder.told if recorder else None, log.records(list(optimizer.trace.rounds))
+    )
     shares: list[_Share] = [share] * workers
     dist.gather_object(share, shares if rank == 0 else None, dst=0)
     if rank != 0:
@@ -130,7 +138,14 @@ def _train(job: Job, tell: Tell | None, number: int = 0) -> LiveRun | None:
         losses=torch.tensor([point.value for point in trace.series.get("loss", ())], dtype=torch.float64),
         metrics=dict(task.evaluate(model)) if task.evaluate else {},
         trace=trace,
+        order=_order(recorder, [s.told for s in shares]),
     )
+
+
+def _order(recorder: Recorder | None, told: Sequence[Told | None]) -> Order | None:
+    if recorder is None or recorder.about is None:
+        return None
+    return Order(recorder.about, tuple(own for own in told if own is not None), recorder.final)
 
 
 @dataclass

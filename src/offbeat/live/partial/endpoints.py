@@ -42,6 +42,7 @@ from offbeat.method.effects import (
 )
 from offbeat.method.replica import Replica
 from offbeat.rounds.referee import Referee
+from offbeat.rounds.seat import Event
 from offbeat.runs.trace import Trace
 from offbeat.tensors.vector import Vec
 from offbeat.topology.hierarchy import Nodes
@@ -61,7 +62,9 @@ class Endpoints:
         patience_s: float,
         average_is_asked: Callable[[], bool],
         take_part: Callable[[], None],
+        log: list[Event] | None = None,
     ) -> None:
+        self._log = log
         self._board, self._transport, self._patience_s = board, transport, patience_s
         self._average_is_asked, self._take_part = average_is_asked, take_part
         self._channel: Channel | None = None
@@ -85,6 +88,10 @@ class Endpoints:
     @property
     def has_channel(self) -> bool:
         return self._channel is not None
+
+    @property
+    def per_node(self) -> int:
+        return 1 if self._channel is None else self._channel.per_node
 
     @property
     def _ends(self) -> tuple[Clerk | Leader | Follower | None, SharedWeights | None, Bell | None]:
@@ -169,6 +176,7 @@ class Endpoints:
             me.t,
             first_round,
             self._patience_s,
+            self._log,
         )
         self._clerk = Leader(clerk, inside) if inside is not None else clerk
 
@@ -190,7 +198,9 @@ class Endpoints:
     def share(self, effect: Share, me: Replica) -> None:
         """The same for weights that others may average with; the hub only passes visits on."""
         connection = self._meet_at_hub(Visits(me.size), Nodes(me.size))
-        self._pairs = SharedWeights(effect.x, effect.peers, connection, self._board, self.trace, self._patience_s)
+        self._pairs = SharedWeights(
+            effect.x, effect.peers, connection, self._board, self.trace, self._patience_s, self._log
+        )
 
     def _refuse_if_open(self) -> None:
         if self.is_open:

@@ -1,0 +1,59 @@
+"""Writing down what decides a run, on one rank, so that it can be replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from offbeat.method.strategy import Strategy
+from offbeat.runs import order
+from offbeat.runs.order import About, Part, Told
+
+
+class Recorder:
+    """Keeps one worker's list; ``folder`` is where it is written when the run has ended well (None: nowhere)."""
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        self._folder = None if folder is None else Path(folder)
+        self.told = Told()
+        self.about: About | None = None
+        self.final: tuple[float, ...] = ()
+
+    def begin(
+        self, strategy: Strategy, size: int, seed: int, steps: int | None, model: Iterable[Tensor], **how: object
+    ) -> None:
+        """The run begins with these weights. ``how`` are arguments of ``attach`` that a replay does not know."""
+        said = [f"{name}={value}" for name, value in how.items() if value not in (None, 1)]
+        cannot = f"it was attached with {' and '.join(said)}, which a Task does not know" if said else ""
+        begun = order.digest(model)
+        self.about = About.of(str(strategy), strategy.name, strategy.settings, size, seed, steps, begun, cannot)
+
+    def stepped(self) -> None:
+        """A step with data is over."""
+        self.told.gradients += 1
+
+    def part(self, part: Part) -> None:
+        self.told.parts.append(part)
+
+    def averages(self, step: int, is_in_step: bool, per_node: int) -> None:
+        """The worker calls for an average before this step."""
+        self.told.averages.append(step)
+        if is_in_step:
+            self.cannot("average() was called between backward() and step()")
+        if per_node > 1:
+            self.cannot("average() was called in a run with per_node")
+
+    def cannot(self, why: str) -> None:
+        """Something happens that a replay does not know how to do."""
+        if self.about is not None and not self.about.cannot:
+            self.about = replace(self.about, cannot=why)
+
+    def end(self, rank: int, weights: Iterable[Tensor]) -> None:
+        """The run has ended with these weights."""
+        self.final = order.sampled(torch.cat([p.detach().reshape(-1).double().cpu() for p in weights]))
+        if self._folder is not None and self.about is not None:
+            order.write_one(self._folder, rank, self.about, self.told, self.final)
