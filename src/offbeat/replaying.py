@@ -42,7 +42,7 @@ def replay(
     about = order.about
     if about.cannot:
         raise ValueError(f"this run cannot be replayed: {about.cannot}")
-    made = strategy if strategy is not None else _remade(about)
+    made = strategy if strategy is not None else strategy_of(about)
     if str(made) != about.strategy:
         raise ValueError(f"the record is of {about.strategy}, not of {made}; replay it with that strategy")
     if orders.digest(p for p in task.build(about.seed).parameters() if p.requires_grad) != about.model:
@@ -59,7 +59,8 @@ def apart(run: Run, record: str | Path) -> float:
     return max((abs(a - b) for a, b in zip(kept, ours, strict=True)), default=0.0)
 
 
-def _remade(about: orders.About) -> Strategy:
+def strategy_of(about: orders.About) -> Strategy:
+    """The strategy of a record, made anew from its settings."""
     if about.name not in STRATEGIES:
         raise ValueError(
             f"the record is of {about.name!r}, which is no method of this Offbeat; give ob.replay(…, strategy=…)"

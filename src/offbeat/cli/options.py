@@ -70,6 +70,18 @@ ReportFolder = Annotated[
     Path | None,
     typer.Option("--report", metavar="DIR", help="Keep the run in this folder, with an HTML page about it."),
 ]
+SaveFolder = Annotated[
+    Path | None,
+    typer.Option("--save", metavar="DIR", help="Keep what decided the run in this folder, for simulate --replay."),
+]
+ReplayFolder = Annotated[
+    Path | None,
+    typer.Option("--replay", metavar="DIR", help="Instead of a strategy: a run that train --save kept, once more."),
+]
+MaybeStrategyName = Annotated[
+    str | None,
+    typer.Argument(metavar="STRATEGY", help="A name, or name:setting=value,… (local_sgd:period=4,codec=qsgd8)."),
+]
 TraceFile = Annotated[
     Path | None, typer.Option("--trace", metavar="FILE", help="Write the timeline for Perfetto or chrome://tracing.")
 ]
@@ -91,6 +103,7 @@ class Scene:
     seed: int
     delay_text: str
     live: bool
+    record: bool = False
 
     @property
     def heading(self) -> str:
@@ -203,6 +216,19 @@ def check_file(option: str, path: Path | None) -> None:
 
 def check_json(path: Path | None) -> None:
     check_file("--json", path)
+
+
+def check_save(folder: Path | None) -> None:
+    """The folder is to be new, empty, or that of an earlier run, which it then replaces."""
+    if folder is None:
+        return
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--save {folder} is a file; name a folder")
+    if folder.is_dir():
+        if any(folder.iterdir()) and not any(folder.glob("order-*.json")):
+            raise ValueError(f"--save {folder} holds other things; name a new folder")
+        if not os.access(folder, os.W_OK):
+            raise ValueError(f"--save {folder} may not be written; name another folder")
 
 
 def check_report(folder: Path | None) -> None:

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from offbeat import delays
+from offbeat import delays, tasks
 from offbeat.cli.asked import Files, LiveOptions, SimulatedOptions, Tuning, grouped, members
-from offbeat.cli.options import Scene, StrategyName
+from offbeat.cli.options import MaybeStrategyName, ReplayFolder, SaveFolder, Scene, StrategyName, check_save
 from offbeat.cli.output import Outputs, show, show_slow
 from offbeat.cli.progress import Meter, meters
 from offbeat.cli.settings import label, plain_settings, read_strategy
 from offbeat.live.job.launch import launch
 from offbeat.live.job.worker import Job, joined, take_part
 from offbeat.method.strategy import Strategy
+from offbeat.replaying import apart, strategy_of
+from offbeat.replaying import replay as replay_run
 from offbeat.report.folder import Recording
 from offbeat.report.table import Record
+from offbeat.runs import order as orders
 from offbeat.runs.result import LiveRun, Run
 from offbeat.sim import simulate as run_simulation
 
@@ -30,7 +37,14 @@ OneRun = Callable[[Strategy, Scene, bool, Meter], Run | LiveRun | None]
 
 
 @grouped
-def simulate(*, strategy: StrategyName, ask: SimulatedOptions, tuning: Tuning, files: Files) -> None:
+def simulate(
+    *,
+    strategy: MaybeStrategyName = None,
+    ask: SimulatedOptions,
+    tuning: Tuning,
+    replay: ReplayFolder = None,
+    files: Files,
+) -> None:
     """Run a strategy in virtual time, with any number of workers (8, if you do not say).
 
     The gradients are real, the clock is not: 1,024 workers fit into this process. With `--task none` only time
@@ -39,14 +53,20 @@ def simulate(*, strategy: StrategyName, ask: SimulatedOptions, tuning: Tuning, f
     `offbeat simulate local_sgd --workers 64 --delay "2 ranks 320ms"`
 
     `offbeat simulate dasgd --set delay=2 --task none --parameters 25.6M --bandwidth 1Gbps`
+
+    `offbeat simulate --replay DIR` runs once more what `offbeat train --save DIR` kept, in the order of its events.
     """
     files.check()
-    made = tuning.strategy(strategy)
-    _run_all([made], ask.scene(), _simulated, files)
+    if replay is not None:
+        _again(replay, strategy, ask, files)
+    elif strategy is None:
+        raise ValueError("there is nothing to run; name a strategy, such as local_sgd, or a run: --replay DIR")
+    else:
+        _run_all([tuning.strategy(strategy)], ask.scene(), _simulated, files)
 
 
 @grouped
-def train(*, strategy: StrategyName, ask: LiveOptions, tuning: Tuning, files: Files) -> None:
+def train(*, strategy: StrategyName, ask: LiveOptions, tuning: Tuning, save: SaveFolder = None, files: Files) -> None:
     """Train with real processes: N of this machine (4, if you do not say), or as a member of a bigger job.
 
     The processes are started by torchrun's own machinery. Where torchrun, or anything that sets RANK and WORLD_SIZE,
@@ -57,8 +77,8 @@ def train(*, strategy: StrategyName, ask: LiveOptions, tuning: Tuning, files: Fi
     `torchrun --nnodes 2 --nproc-per-node 4 … -m offbeat train dasgd`
     """
     files.check()
-    made = tuning.strategy(strategy)
-    _run_live([made], ask.scene(), files)
+    check_save(save)
+    _run_live([tuning.strategy(strategy)], ask.scene(), files, save)
 
 
 @grouped
@@ -90,11 +110,47 @@ def compare(
         _run_all(made, scene, _simulated, files)
 
 
-def _run_live(made: Sequence[Strategy], scene: Scene, outputs: Outputs) -> None:
+def _again(folder: Path, strategy: str | None, ask: SimulatedOptions, outputs: Outputs) -> None:
+    """A run that was kept, once more; its scene is the record's, but for what is virtual."""
+    given = {"STRATEGY": strategy, **{f"--{n}": getattr(ask, n) for n in ("workers", "steps", "samples", "seconds")}}
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"{name} {value} is for the record to say; with --replay, leave it out")
+    order = orders.read(folder)
+    about = order.about
+    task = tasks.named(about.task or ask.task)
+    steps = max(own.gradients for own in order.told)
+    scene = replace(ask.scene(), workers=about.workers, seed=about.seed, task=task, steps=steps)
+    apart_by = []
+
+    def replayed(made: Strategy, scene: Scene, spans: bool, meter: Meter) -> Run:
+        run = replay_run(folder, task, made, compute_s=scene.compute_s or 0.0, network=scene.network, spans=spans)
+        apart_by.append(apart(run, folder))
+        return run
+
+    _run_all([strategy_of(about)], scene, replayed, outputs)
+    for largest in apart_by:
+        same = "bit for bit" if largest == 0 else f"to {largest:.1g}"
+        print(f"it ended with the weights of the run in {folder}, {same}")
+
+
+def _run_live(made: Sequence[Strategy], scene: Scene, outputs: Outputs, save: Path | None = None) -> None:
     if members() is None:
-        _run_all(made, scene, _launched, outputs)
+        run_one: OneRun = _launched
+        around, silent = None, False
     else:
-        _run_all(made, scene, _taken_part, outputs, around=joined(), silent=os.environ["RANK"] != "0")
+        run_one, around, silent = _taken_part, joined(), os.environ["RANK"] != "0"
+    _run_all(made, scene, run_one if save is None else partial(_saved, run_one, save), outputs, around, silent)
+
+
+def _saved(
+    run_one: OneRun, save: Path, strategy: Strategy, scene: Scene, spans: bool, meter: Meter
+) -> Run | LiveRun | None:
+    run = run_one(strategy, replace(scene, record=True), spans, meter)
+    if isinstance(run, LiveRun) and run.order is not None:
+        run.order.write(save)
+        print(f"wrote {save}: offbeat simulate --replay {save}", file=sys.stderr)
+    return run
 
 
 def _run_all(
@@ -117,7 +173,7 @@ def _run_all(
                 with board.meter(f"{place}{label(strategy)}", total) as meter:
                     run = run_one(strategy, scene, outputs.wants_spans, meter)
                 if run is not None:
-                    record = _record(run, strategy, scene)
+                    record = record_of(run, strategy, scene)
                     recordings.append(Recording(record, run.trace, run.finished_s, run.wait_s))
     finally:
         if recordings:
@@ -164,17 +220,18 @@ def _launched(strategy: Strategy, scene: Scene, spans: bool, meter: Meter) -> Li
         delays=scene.delays,
         compute_s=scene.compute_s,
         progress=meter.at,
+        record=scene.record,
     )
 
 
 def _taken_part(strategy: Strategy, scene: Scene, spans: bool, meter: Meter) -> LiveRun | None:
     assert scene.task is not None
     assert scene.steps is not None
-    job = Job(strategy, scene.task, scene.steps, scene.seed, scene.delays, scene.compute_s)
+    job = Job(strategy, scene.task, scene.steps, scene.seed, scene.delays, scene.compute_s, record=scene.record)
     return take_part(job, meter.at)
 
 
-def _record(run: Run | LiveRun, strategy: Strategy, scene: Scene) -> Record:
+def record_of(run: Run | LiveRun, strategy: Strategy, scene: Scene) -> Record:
     last = run.losses[-1].item() if run.losses.numel() else None
     loss = run.metrics.get("loss", last)
     return Record(

@@ -17,8 +17,8 @@ from offbeat.runs.order import About, Part, Told
 class Recorder:
     """Keeps one worker's list; ``folder`` is where it is written when the run has ended well (None: nowhere)."""
 
-    def __init__(self, folder: str | Path | None = None) -> None:
-        self._folder = None if folder is None else Path(folder)
+    def __init__(self, folder: str | Path | None = None, task: str = "") -> None:
+        self._folder, self._task = None if folder is None else Path(folder), task
         self.told = Told()
         self.about: About | None = None
         self.final: tuple[float, ...] = ()
@@ -30,7 +30,9 @@ class Recorder:
         said = [f"{name}={value}" for name, value in how.items() if value not in (None, 1)]
         cannot = f"it was attached with {' and '.join(said)}, which a Task does not know" if said else ""
         begun = order.digest(model)
-        self.about = About.of(str(strategy), strategy.name, strategy.settings, size, seed, steps, begun, cannot)
+        self.about = About.of(
+            str(strategy), strategy.name, strategy.settings, size, seed, steps, begun, self._task, cannot
+        )
 
     def stepped(self) -> None:
         """A step with data is over."""

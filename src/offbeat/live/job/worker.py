@@ -95,7 +95,7 @@ def _train(job: Job, tell: Tell | None, number: int = 0) -> LiveRun | None:
     parameters = [p for p in model.parameters() if p.requires_grad]
     inner = task.optimizer(parameters)
     optimizer: Attached | Ddp
-    recorder = Recorder() if job.record else None
+    recorder = Recorder(task=task.name) if job.record else None
     if isinstance(job.strategy, Strategy):
         optimizer = attach(inner, model, job.strategy, steps=job.steps, seed=job.seed, record=recorder)
     else:

@@ -1,0 +1,189 @@
+"""Records of runs: followed to the same bits, and refused in a sentence where they are not what they should be."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import offbeat as ob
+from offbeat.runs import order as orders
+from offbeat.sim import Mismatch
+
+STRATEGIES = (
+    ob.eager(),
+    ob.eager("majority", sync_every=5),
+    ob.eager(0.5, sync="bounded", staleness=3),
+    ob.eager(late=1),
+    ob.eager(stale="drop"),
+    ob.eager(apply="latest"),
+    ob.eager(catch_up="every_step"),
+    ob.eager(codec=ob.codec.qsgd(8)),
+    ob.eager(per_node=2),
+    ob.wagma(),
+    ob.wagma(merge="correct"),
+    ob.wagma(late=1),
+    ob.wagma(catch_up="every_step"),
+    ob.wagma(per_node=2),
+    ob.ad_psgd(),
+    ob.nonblocking(4),
+    ob.nonblocking("auto", stop="auto"),
+    ob.nonblocking(4, over="server"),
+    ob.nonblocking(4, over="ring"),
+    ob.local_sgd(3),
+    ob.matcha(),
+)
+
+
+def task(hidden: int = 6) -> ob.Task:
+    return ob.tasks.digits(batch=8, hidden=hidden, momentum=0.9, lr=0.05, dtype=torch.float64)
+
+
+def odd_times(seed: int) -> Any:
+    return lambda step, rank: 0.05 * random.Random(hash((seed, step, rank))).paretovariate(1.1)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+@pytest.mark.parametrize(("workers", "how"), [(2, {"steps": 6}), (4, {"samples": 24}), (6, {"steps": 4})])
+def test_a_simulated_run_that_is_replayed_ends_with_the_same_bits(
+    strategy: ob.Strategy, workers: int, how: dict[str, int], tmp_path: Path
+) -> None:
+    times = {"compute_s": odd_times(workers), "network": ob.Network(latency_s=0.01)}
+    run = ob.simulate(strategy, task(), workers, **how, **times, record=tmp_path)  # type: ignore[arg-type]
+    again = ob.replay(tmp_path, task(), compute_s=0.01)
+    assert again.gradients == run.gradients
+    assert torch.equal(again.weights, run.weights)
+    assert torch.equal(again.final, run.final)
+
+
+def recorded(folder: Path, strategy: ob.Strategy | None = None) -> ob.Run:
+    strategy = strategy or ob.eager()
+    return ob.simulate(
+        strategy, task(), 3, 6, compute_s=odd_times(1), network=ob.Network(latency_s=0.01), record=folder
+    )
+
+
+def rewrite(folder: Path, rank: int, change: Any) -> None:
+    """A record that is whole, but not true."""
+    order = orders.read(folder)
+    change(order.told[rank])
+    order.write(folder)
+
+
+def ends_otherwise(folder: Path, run: ob.Run) -> bool:
+    """Whether a replay refuses, or ends with other weights."""
+    try:
+        return not torch.equal(ob.replay(folder, task()).weights, run.weights)
+    except Mismatch:
+        return True
+
+
+@pytest.mark.parametrize("strategy", [ob.eager(), ob.wagma(merge="correct"), ob.ad_psgd()], ids=str)
+def test_an_order_that_is_broken_in_one_place_is_noticed(strategy: ob.Strategy, tmp_path: Path) -> None:
+    run, noticed, tried = recorded(tmp_path, strategy), 0, 0
+    whole = orders.read(tmp_path)
+    for rank in range(3):
+        events = whole.told[rank].events
+        for place in range(len(events) - 1):
+            before, after = events[place][0], events[place + 1][0]
+            decides = {before, after} in ({"offer", "snapshot"}, {"visited", "add"}, {"visited", "depart"})
+            if not decides:  # such as two that do not touch each other: a result comes in while the worker computes
+                continue
+            events[place], events[place + 1] = events[place + 1], events[place]
+            whole.write(tmp_path)
+            tried += 1
+            noticed += ends_otherwise(tmp_path, run)
+            events[place], events[place + 1] = events[place + 1], events[place]
+    assert tried >= 3
+    # All of it where gradients are summed. Elsewhere a few change nothing: in a group of one, or after the last step.
+    assert noticed == tried if strategy.name == "eager" else noticed > 0.7 * tried
+
+
+def test_an_event_that_is_missing_is_noticed(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    rewrite(tmp_path, 1, lambda told: told.events.pop(3))
+    with pytest.raises(Mismatch, match="the record cannot be followed"):
+        ob.replay(tmp_path, task())
+
+
+def test_a_list_that_ends_too_early_is_noticed(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    rewrite(tmp_path, 1, lambda told: told.events.__delitem__(slice(5, None)))
+    with pytest.raises(Mismatch, match="cannot be followed to its end"):
+        ob.replay(tmp_path, task())
+
+
+def test_a_damaged_file_gets_a_sentence(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    file = tmp_path / "order-1.json"
+    text = file.read_text()
+    file.write_text(text.replace("offer", "Offer", 1))
+    with pytest.raises(ValueError, match=r"order-1\.json is damaged: it is not as it was written"):
+        ob.replay(tmp_path, task())
+    file.write_text(text[: len(text) // 2])
+    with pytest.raises(ValueError, match=r"order-1\.json is damaged"):
+        ob.replay(tmp_path, task())
+
+
+def test_a_record_of_another_task_strategy_or_version_gets_a_sentence(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    with pytest.raises(ValueError, match="the record is of another task"):
+        ob.replay(tmp_path, task(hidden=7))
+    with pytest.raises(ValueError, match="the record is of eager"):
+        ob.replay(tmp_path, task(), ob.eager(late=1))
+    for file in tmp_path.glob("*.json"):
+        whole = json.loads(file.read_text())
+        whole["run"]["offbeat"] = "0.0.1"
+        whole["digest"] = orders._digest(orders._text(whole["run"]))
+        file.write_text(json.dumps(whole))
+    with pytest.raises(ValueError, match=r"was written by offbeat 0\.0\.1"):
+        ob.replay(tmp_path, task())
+    (tmp_path / "order-0.json").write_text(json.dumps({**whole, "format": 99}))
+    with pytest.raises(ValueError, match="has format 99"):
+        ob.replay(tmp_path, task())
+
+
+def test_a_folder_without_all_ranks_gets_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no order of a run"):
+        ob.replay(tmp_path, task())
+    recorded(tmp_path)
+    (tmp_path / "order-1.json").unlink()
+    with pytest.raises(ValueError, match="rank 0, 2, but the run had 3 workers"):
+        ob.replay(tmp_path, task())
+
+
+def test_files_of_two_runs_in_one_folder_get_a_sentence(tmp_path: Path) -> None:
+    recorded(tmp_path / "a")
+    recorded(tmp_path / "b", ob.wagma())
+    (tmp_path / "b" / "order-1.json").replace(tmp_path / "a" / "order-1.json")
+    with pytest.raises(ValueError, match="is of another run"):
+        ob.replay(tmp_path / "a", task())
+
+
+def test_settings_that_have_no_name_are_given_by_hand(tmp_path: Path) -> None:
+    class Quiet:
+        name = "quiet"
+
+        def satisfied(self, *_: object) -> bool:
+            return True
+
+    strategy = ob.eager(Quiet())
+    run = recorded(tmp_path, strategy)
+    with pytest.raises(ValueError, match="cannot be read back"):
+        ob.replay(tmp_path, task())
+    assert torch.equal(ob.replay(tmp_path, task(), strategy).final, run.final)
+
+
+def test_a_run_that_a_replay_could_not_follow_says_so(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    order = orders.read(tmp_path)
+    about = orders.About(**{**vars(order.about), "cannot": "it was taken up from a state"})
+    orders.Order(about, order.told, order.final).write(tmp_path)
+    with pytest.raises(ValueError, match="this run cannot be replayed: it was taken up from a state"):
+        ob.replay(tmp_path, task())
+    with pytest.raises(ValueError, match="has no weights that a replay could end with"):
+        ob.simulate(ob.eager(), None, 2, 2, record=tmp_path)
