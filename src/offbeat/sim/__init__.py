@@ -15,6 +15,7 @@ from offbeat.basics import draw
 from offbeat.delays import Seconds
 from offbeat.method.replica import Replica
 from offbeat.method.strategy import Strategy
+from offbeat.runs.slowness import in_words
 from offbeat.runs.trace import Trace
 from offbeat.sim.fleet import Fleet
 from offbeat.sim.network import Network
@@ -61,6 +62,12 @@ class Run:
         """The share of the workers' time that was spent waiting or communicating in the open."""
         total = sum(self.finished_s)
         return sum(self.wait_s) / total if total else 0.0
+
+    def summary(self) -> str:
+        """Which workers were waited for, and which are always slow, in sentences; of a run with ``spans=True``."""
+        if not self.trace.keep_spans:
+            raise ValueError("this run kept no timeline to tell who was slow; simulate with spans=True")
+        return " ".join(in_words(self.trace.busy_s(self.workers), self.trace.wait_s(self.workers)))
 
     @property
     def steps(self) -> int:
