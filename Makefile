@@ -1,40 +1,56 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test docs readme format clean
+.PHONY: help demo test check tests docs readme format hooks clean
 
 # Keeps a notice of the documentation's theme about its successor out of the output.
 export NO_MKDOCS_2_WARNING := 1
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-VENV := .venv
+# Another torch than that of constraints.txt, in an environment of its own: make test TORCH=2.6.0
+TORCH ?=
+VENV := .venv$(addprefix -torch-,$(TORCH))
 BIN := $(VENV)/bin
 # Newer than pyproject.toml and constraints.txt: nothing is installed and no network is asked.
 INSTALLED := $(VENV)/.installed
 
 help:
 	@echo 'make demo    train on the digits with 4 processes, some of them late: DDP against the methods of five papers'
-	@echo 'make test    formatting, lint, types, documentation and tests'
-	@echo 'make docs    build the documentation into build/docs'
-	@echo 'make readme  rewrite the table of methods from their cards, and the outputs that the documentation shows'
+	@echo 'make test    everything: make check, then make tests'
+	@echo 'make check   formatting, lint, types, what is made from the cards, and the documentation'
+	@echo 'make tests   the tests alone'
+	@echo 'make docs    build the documentation, with the reference, into build/docs'
+	@echo 'make readme  rewrite the table of methods and CITATION.cff from the cards, and the outputs that the docs show'
 	@echo 'make format  let ruff format the code and mend what it can'
-	@echo 'make clean   remove the virtual environment, caches and build outputs'
+	@echo 'make hooks   let git run the quick checks before every commit'
+	@echo 'make clean   remove the virtual environments, caches and build outputs'
 	@echo
 	@echo 'The first of them makes $(VENV) with Python 3.11 or later; PYTHON=/path/to/python chooses another one.'
+	@echo 'make test TORCH=2.6.0 runs the tests with another torch, in .venv-torch-2.6.0.'
 
+# A torch may ask for a sympy of its own: with another one, sympy is free.
 $(INSTALLED): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo 'no Python found; install 3.11 or later, or say PYTHON=/path/to/python'; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"Offbeat needs Python 3.11 or later, and $(PYTHON) is {sys.version.split()[0]}; say PYTHON=/path/to/a/newer/python")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@sed -E '$(if $(TORCH),/^(torch|sympy)==/d)' constraints.txt > $(VENV)/constraints.txt
+	@$(if $(TORCH),echo 'torch==$(TORCH)' >> $(VENV)/constraints.txt,true)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[dev]'
 	@touch $@
 
 demo: $(INSTALLED)
 	$(BIN)/offbeat demo
 
-test: $(INSTALLED)
+# Types are those of the torch in constraints.txt; with another one, only the tests tell something.
+test: $(if $(TORCH),,check) tests
+
+check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python tools/cards.py --check
+	$(BIN)/python tools/citation.py --check
 	$(BIN)/mkdocs build --strict --quiet
+
+tests: $(INSTALLED)
 	$(BIN)/pytest -q -m "not live" -n 2
 	$(BIN)/pytest -q -m live
 
@@ -43,12 +59,16 @@ docs: $(INSTALLED)
 
 readme: $(INSTALLED)
 	$(BIN)/python tools/cards.py
+	$(BIN)/python tools/citation.py
 	$(BIN)/python tools/examples.py
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+hooks: $(INSTALLED)
+	$(BIN)/pre-commit install
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-torch-* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

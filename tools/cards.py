@@ -55,8 +55,7 @@ def page(name: str) -> str:
     if settings:
         lines += ["| setting | default | type |", "| --- | --- | --- |"]
         for p in settings:
-            kind = str(p.annotation).replace("|", "\\|")
-            lines.append(f"| `{p.name}` | `{p.default!r}` | `{kind}` |")
+            lines.append(f"| `{p.name}` | `{p.default!r}` | `{p.annotation}` |")
         lines.append("")
     lines += [
         "## Its place among the methods",

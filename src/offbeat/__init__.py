@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from offbeat import delays, tasks, topology
 from offbeat.basics.version import __version__
-from offbeat.live import Attached, ConfigMismatch, OffbeatError, PeerFailed, attach, init
+from offbeat.live import Attached, ConfigMismatch, OffbeatError, PeerFailed, Summary, attach, init
 from offbeat.method.strategy import Strategy
 from offbeat.replaying import replay
 from offbeat.rounds import waiting
-from offbeat.sim import Network, Run, simulate
+from offbeat.sim import Deadlock, Network, Run, simulate
 from offbeat.strategies import (
     STRATEGIES,
     ad_psgd,
@@ -34,11 +34,13 @@ __all__ = [
     "STRATEGIES",
     "Attached",
     "ConfigMismatch",
+    "Deadlock",
     "Network",
     "OffbeatError",
     "PeerFailed",
     "Run",
     "Strategy",
+    "Summary",
     "Task",
     "__version__",
     "ad_psgd",

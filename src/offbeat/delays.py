@@ -1,10 +1,12 @@
 """How long things take, and who is late: seconds as numbers, as distributions, or as functions of (step, rank).
 
-    delays.random(ranks=2, seconds=0.32)      2 different random ranks each step (WAGMA-SGD's experiment: 2 of 64)
-    delays.random(ranks=1, seconds=0.3)       eager-SGD's hyperplane: 1 of 8
-    delays.rotating(low=0.05, high=0.4)       eager-SGD's severe skew: everybody late, shifted by one rank each step
-    delays.chronic(rank=0, seconds=0.3)       one worker that is always late
-    delays.total(a, b)                        both
+| delay | who is late |
+| --- | --- |
+| ``delays.random(ranks=2, seconds=0.32)`` | 2 different random ranks each step (WAGMA-SGD's experiment: 2 of 64) |
+| ``delays.random(ranks=1, seconds=0.3)`` | eager-SGD's hyperplane: 1 of 8 |
+| ``delays.rotating(low=0.05, high=0.4)`` | eager-SGD's severe skew: everybody late, shifted by one rank each step |
+| ``delays.chronic(rank=0, seconds=0.3)`` | one worker that is always late |
+| ``delays.total(a, b)`` | both |
 
 Every draw is a pure function of (seed, step, rank): no stream is shared, so the order in which workers ask changes
 nothing, and a run can be repeated or resumed. Two specs that should be independent (of the same kind, such as a

@@ -42,9 +42,11 @@ def digits(
     Arguments:
         batch: images a worker takes each step.
         hidden: width of the hidden layer.
-        lr, momentum: of ``torch.optim.SGD``.
+        lr: of ``torch.optim.SGD``.
+        momentum: of ``torch.optim.SGD``.
         seed: which images are drawn. (The initial weights come from the seed of the run.)
-        dtype, device: of the model and the images. The weights are drawn on the CPU: the same for every device.
+        dtype: of the model and the images.
+        device: of the model and the images. The weights are drawn on the CPU: the same for every device.
 
     The data are from E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI (1998), CC BY 4.0.
     """

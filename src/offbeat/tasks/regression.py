@@ -24,18 +24,20 @@ def regression(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
 ) -> Task:
-    """Find w in y = x·w* + noise·ε, with x and ε standard normal: every batch is fresh, and the optimum is known.
+    """Find w in ``y = x·w* + noise·ε``, with x and ε standard normal: every batch is fresh, and the optimum is known.
 
-    ``evaluate`` is exact, not sampled: the expected loss over all data is ‖w − w*‖² + noise², reported as ``"loss"``,
-    and ‖w − w*‖ is reported as ``"distance"``.
+    ``evaluate`` is exact, not sampled: the expected loss over all data is ``‖w − w*‖² + noise²``, reported as
+    ``"loss"``, and ``‖w − w*‖`` is reported as ``"distance"``.
 
     Arguments:
         dimension: how many weights there are.
         batch: samples a worker takes each step.
-        noise: standard deviation of the targets around x·w*.
-        lr, momentum: of ``torch.optim.SGD``.
+        noise: standard deviation of the targets around ``x·w*``.
+        lr: of ``torch.optim.SGD``.
+        momentum: of ``torch.optim.SGD``.
         seed: which w* is to be found, and which samples are drawn. (The initial weights come from the seed of the run.)
-        dtype, device: of the model and the data. All is drawn in double precision on the CPU, so every dtype and device
+        dtype: of the model and the data.
+        device: of the model and the data. All is drawn in double precision on the CPU, so every dtype and device
             sees the same numbers, rounded.
     """
     if dimension < 1:

@@ -17,17 +17,17 @@ from offbeat.basics import draw
 class Task:
     """A workload, as functions.
 
-    Example::
-
-        task = Task(
-            model=lambda: nn.Linear(10, 1),
-            loss=nn.functional.mse_loss,
-            batch=lambda rank, step: (x[rank, step], y[rank, step]),
-            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        )
+    ```python
+    task = Task(
+        model=lambda: nn.Linear(10, 1),
+        loss=nn.functional.mse_loss,
+        batch=lambda rank, step: (x[rank, step], y[rank, step]),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )
+    ```
 
     Arguments:
-        model: makes a new model; see :meth:`build` for where its randomness comes from.
+        model: makes a new model; see ``build`` for where its randomness comes from.
         loss: the mean loss of ``(output, target)``.
         batch: ``(rank, step) -> (*inputs, target)``, the batch that this worker takes at this step of its own. It must
             be a pure function: workers of a simulation ask in any order, and a worker that resumes asks again.

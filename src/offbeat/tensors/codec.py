@@ -4,12 +4,12 @@ A codec turns a flat tensor into a message of bytes and back. Quantised values c
 strategy gathers the messages of all workers and every worker decodes and averages them itself, its own included.
 What goes to nobody is not coded (``sent_to``): one worker, or a group of one, trains as without a codec.
 
-=============  ===================================================  ===========================
-``bf16()``     cast; keeps the range of float32, 8 bits of mantissa  2 bytes a number
-``fp16()``     cast; above 65504 it becomes infinite                 2 bytes a number
-``int8()``     nearest of 255 levels, scaled by each bucket's max    1 byte, and 4 a bucket
-``qsgd(b)``    QSGD: stochastic rounding, right on average           b bits, and 4 bytes a bucket
-=============  ===================================================  ===========================
+| codec | what it does | what it costs |
+| --- | --- | --- |
+| ``bf16()`` | cast; keeps the range of float32, 8 bits of mantissa | 2 bytes a number |
+| ``fp16()`` | cast; above 65504 it becomes infinite | 2 bytes a number |
+| ``int8()`` | nearest of 255 levels, scaled by each bucket's max | 1 byte, and 4 a bucket |
+| ``qsgd(b)`` | QSGD: stochastic rounding, right on average | b bits, and 4 bytes a bucket |
 
 *Broken numbers stay broken.* A bucket that holds a NaN or an infinity decodes to NaN as a whole, so that a diverged
 worker is seen by everybody. *float64* is quantised and decoded in float64, but a bucket's norm travels as float32: the

@@ -6,16 +6,16 @@ number of workers from 1 up, and for any set of ranks: ``ring([0, 2, 5], size=6)
 the others alone, which is what is wanted after a death. A schedule is a pure function of the step: workers that ask
 for the same step get the same matrix, without talking.
 
-======================== =========================================================================================
-`everyone`, `complete`   the mean of all
-`ring`, `grid`, `torus`  neighbours; grid and torus are as square as the number allows (a prime gives a line, a ring)
-`hypercube`              ranks that differ in one bit; where P is no power of two, the corners that exist
-`exponential`            ranks 1, 2, 4, … away, all at once
-`one_peer_exponential`   the same, one peer a step in turn, directed (SGP)
-`groups`                 rotating groups (WAGMA): what one worker knows reaches all others in about log_S P steps
-`nodes`                  the same groups every step: consecutive ranks, as on one machine
-`pairs`                  a random matching a round (NoLoCo)
-======================== =========================================================================================
+| schedule | who mixes |
+| --- | --- |
+| `everyone`, `complete` | the mean of all |
+| `ring`, `grid`, `torus` | neighbours; grid and torus are as square as the number allows (a prime: a line, a ring) |
+| `hypercube` | ranks that differ in one bit; where P is no power of two, the corners that exist |
+| `exponential` | ranks 1, 2, 4, … away, all at once |
+| `one_peer_exponential` | the same, one peer a step in turn, directed (SGP) |
+| `groups` | rotating groups (WAGMA): what one worker knows reaches all others in about log_S P steps |
+| `nodes` | the same groups every step: consecutive ranks, as on one machine |
+| `pairs` | a random matching a round (NoLoCo) |
 
 Fixed undirected graphs get Metropolis weights, W_ij = 1 / (1 + max(deg i, deg j)).
 

@@ -59,12 +59,15 @@ class Schedule:
         return made
 
     def is_row_stochastic(self) -> bool:
+        """Whether every step's matrix is."""
         return all(w.is_row_stochastic() for w in self._sample())
 
     def is_column_stochastic(self) -> bool:
+        """Whether every step's matrix is."""
         return all(w.is_column_stochastic() for w in self._sample())
 
     def is_doubly_stochastic(self) -> bool:
+        """Whether every step's matrix is."""
         return all(w.is_doubly_stochastic() for w in self._sample())
 
     def spectral_gap(self) -> float:

@@ -189,6 +189,16 @@ class Attached(torch.optim.Optimizer):
     # What Offbeat adds.
 
     @property
+    def rank(self) -> int:
+        """Which worker this is, from 0."""
+        return self.me.rank
+
+    @property
+    def size(self) -> int:
+        """How many workers there are."""
+        return self.me.size
+
+    @property
     def wait_s(self) -> float:
         """Seconds this worker has spent waiting for the network and the others."""
         return self._transport.waiter.waited_s + self._endpoints.waited_s

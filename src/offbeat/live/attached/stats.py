@@ -23,15 +23,13 @@ EXCHANGED = 65536  # numbers that are exchanged at the end, over all workers
 class Log(Protocol):
     """Takes numbers as they come: ``torch.utils.tensorboard.SummaryWriter``, and anything with its ``add_scalar``.
 
-    Weights & Biases::
+    ```python
+    class WandbLog:  # Weights & Biases
+        def add_scalar(self, tag, value, step): wandb.log({tag: value}, step=step)
 
-        class WandbLog:
-            def add_scalar(self, tag, value, step): wandb.log({tag: value}, step=step)
-
-    MLflow::
-
-        class MlflowLog:
-            def add_scalar(self, tag, value, step): mlflow.log_metric(tag, value, step=step, synchronous=False)
+    class MlflowLog:
+        def add_scalar(self, tag, value, step): mlflow.log_metric(tag, value, step=step, synchronous=False)
+    ```
 
     Steps are numbered as the optimiser counts them: a resumed run goes on where the state it loaded was saved.
     """

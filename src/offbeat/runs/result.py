@@ -1,0 +1,86 @@
+"""What a run leaves behind, in both worlds."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.runs.order import Order
+from offbeat.runs.slowness import in_words
+from offbeat.runs.trace import Trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What every run leaves behind.
+
+    ``seconds``: from a common start until the last worker was through its steps; starting and ending are not counted.
+    ``final`` (parameters): what every worker holds after the ending. ``losses``: the training loss of each step,
+    averaged over the workers. ``wait_s``, ``finished_s``: per worker, the ending not counted. ``gradients``: how many
+    each worker took. ``wire_bytes``: sent by all workers while training. ``metrics``: the task's ``evaluate`` of the
+    final model. ``trace``: what happened when.
+    """
+
+    strategy: str
+    workers: int
+    seed: int
+    seconds: float
+    finished_s: tuple[float, ...]
+    wait_s: tuple[float, ...]
+    gradients: tuple[int, ...]
+    wire_bytes: int
+    final: Tensor
+    losses: Tensor
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    trace: Trace = field(default_factory=Trace)
+
+    @property
+    def wait_fraction(self) -> float:
+        """The share of the workers' time that was spent waiting or communicating in the open."""
+        total = sum(self.finished_s)
+        return sum(self.wait_s) / total if total else 0.0
+
+    @property
+    def steps(self) -> int:
+        """The most gradients any worker took."""
+        return max(self.gradients)
+
+    def summary(self) -> str:
+        """Which workers were waited for, and which are always slow, in sentences; of a run that kept its timeline."""
+        if not self.trace.keep_spans:
+            raise ValueError("this run kept no timeline to tell who was slow; simulate with spans=True")
+        return " ".join(in_words(self.trace.busy_s(self.workers), self.trace.wait_s(self.workers)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Result):
+    """A run in virtual time.
+
+    ``weights`` (workers, parameters): the replicas after their last step, nothing flushed or averaged. ``lost``:
+    (rank, step) of every gradient that was dropped. ``curve``: what was evaluated on the way. With ``task=None`` the
+    tensors of weights and losses are empty.
+    """
+
+    weights: Tensor
+    model: nn.Module | None = None
+    lost: tuple[tuple[int, int], ...] = ()
+    curve: tuple[tuple[float, Mapping[str, float]], ...] = ()
+
+    @property
+    def hash(self) -> str:
+        """A digest of times, bytes and weights: equal for equal runs."""
+        digest = hashlib.sha256(repr((self.finished_s, self.wait_s, self.wire_bytes)).encode())
+        for tensor in (self.weights, self.final, self.losses):
+            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveRun(Result):
+    """A run of real processes, in real time. ``order``: what decided it, for ``ob.replay``."""
+
+    order: Order | None = None
