@@ -5,27 +5,11 @@ from __future__ import annotations
 from offbeat import delays, tasks, topology
 from offbeat.basics.version import __version__
 from offbeat.live import Attached, ConfigMismatch, OffbeatError, PeerFailed, attach, init
-from offbeat.method.strategy import Strategy
+from offbeat.method import Strategy
 from offbeat.rounds import waiting
 from offbeat.sim import Network, Run, simulate
-from offbeat.strategies import (
-    STRATEGIES,
-    ad_psgd,
-    adaptive,
-    allreduce,
-    dasgd,
-    diloco,
-    dpsgd,
-    eager,
-    local_sgd,
-    matcha,
-    noloco,
-    nonblocking,
-    qsgd,
-    sgp,
-    strategy,
-    wagma,
-)
+from offbeat.strategies import STRATEGIES, strategy
+from offbeat.strategies.registry import *  # noqa: F403
 from offbeat.tasks.task import Task
 from offbeat.tensors import codec
 
@@ -40,27 +24,14 @@ __all__ = [
     "Strategy",
     "Task",
     "__version__",
-    "ad_psgd",
-    "adaptive",
-    "allreduce",
     "attach",
     "codec",
-    "dasgd",
     "delays",
-    "diloco",
-    "dpsgd",
-    "eager",
     "init",
-    "local_sgd",
-    "matcha",
-    "noloco",
-    "nonblocking",
-    "qsgd",
-    "sgp",
     "simulate",
     "strategy",
     "tasks",
     "topology",
-    "wagma",
     "waiting",
 ]
+__all__ += STRATEGIES  # the methods, each under its name
