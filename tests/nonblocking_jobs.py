@@ -112,7 +112,7 @@ def train(
         for r, batch in enumerate(optimizer.batches(loader(rank, batches, rows))):
             before, seen = flat(model), []
             pieces = optimizer.micro_batches(batch)
-            micro.append(optimizer.me.memory.n)
+            micro.append(optimizer.me.reported.micro_batches)
             most = len(pieces)
             for k, piece in enumerate(pieces):
                 assert torch.equal(flat(model), before), "the weights changed within a round"

@@ -273,7 +273,7 @@ def resumed(rank: int, size: int, names: Sequence[str]) -> dict[str, tuple[Tenso
             if begin == 0:
                 model = stopped
         assert saved is not None
-        owed = saved["offbeat"]["memory"]["owed"] is not None
+        owed = saved["offbeat"]["owed"] is not None
         out[name] = model.w.detach().clone(), owed, said
     keep.finish()
     return out

@@ -214,7 +214,7 @@ def test_the_readmes_table_is_made_from_the_cards(cards: ModuleType) -> None:
 
 def test_a_changed_card_changes_the_readme(cards: ModuleType) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    card = ob.STRATEGIES["wagma"].paper
+    card = ob.STRATEGIES["wagma"]
     assert card.helps in text
     assert text != text.replace(card.helps, "nothing")
     assert cards.readme(text.replace(card.helps, "nothing")) == text
@@ -222,7 +222,9 @@ def test_a_changed_card_changes_the_readme(cards: ModuleType) -> None:
 
 @pytest.mark.parametrize("name", ob.STRATEGIES)
 def test_every_method_has_a_page_with_its_settings_and_laws(name: str, cards: ModuleType) -> None:
-    page, paper = cards.page(name), ob.STRATEGIES[name].paper
+    page, paper, card = cards.page(name), ob.STRATEGIES[name].paper, ob.STRATEGIES[name]
+    one_line = " ".join(page.split())
+    assert all(part in one_line for part in (card.summary, card.helps, card.hurts, card.suggested))
     assert all(law in page for law in paper.laws)
     assert paper.bibtex() in page
     assert all(f"`{setting}`" in page for setting in ob.STRATEGIES[name].make().settings)

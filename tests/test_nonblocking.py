@@ -216,7 +216,7 @@ class Witness:
 
     rounds: dict[int, list[tuple[Tensor, Done | None, Batch]]] = field(default_factory=lambda: defaultdict(list))
     weights: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
-    memory: dict[int, object] = field(default_factory=dict)
+    used: dict[int, list[int]] = field(default_factory=dict)
 
 
 def witnessed(strategy):
@@ -237,7 +237,7 @@ def witnessed(strategy):
                     seen.weights[me.rank].append(begun)
                 answer = yield effect
         except StopIteration:
-            seen.memory[me.rank] = me.memory
+            seen.used[me.rank] = list(me.reported.samples_used)
         finally:
             inner.close()
 
@@ -268,7 +268,7 @@ def test_the_invariants_of_a_round(over, rule):
         for states in zip(*seen.weights.values(), strict=True):
             assert all(torch.equal(states[0], other) for other in states)
     for rank in range(workers):  # what is told of each worker is what it did, on every worker
-        told = seen.memory[rank].used
+        told = seen.used[rank]
         assert told == [sum(d.samples for _, d, _ in seen.rounds[k]) for k in range(workers)]
 
 
@@ -367,7 +367,7 @@ def test_every_sample_is_used_once_and_in_order(workers, batch, micro, stop, at_
     task = counting(workers, batch, 40)
     run = ob.simulate(strategy, task, workers=workers, **{ending: end}, delays=ob.delays.Exponential(0.1), seed=seed)
     used = [sum(d.samples for _, d, _ in seen.rounds[k] if d is not None) for k in range(workers)]
-    assert all(seen.memory[k].used == used for k in range(workers))
+    assert all(seen.used[k] == used for k in range(workers))
     slots = run.final.view(workers, -1)
     for k in range(workers):
         assert torch.equal(slots[k] > 0, torch.arange(slots.shape[1]) < used[k])
@@ -388,7 +388,7 @@ def test_an_epoch_uses_every_sample_exactly_once():
     strategy, seen = witnessed(ob.nonblocking(3, scale_lr=True))
     run = ob.simulate(strategy, task, workers=workers, steps=40, compute_s=lambda t, k: 0.4 if k == 0 else 0.1)
     slots = run.final.view(workers, -1) * workers * batch  # each sample counts 1 / (P · batch): like zeros for the late
-    used = seen.memory[0].used
+    used = seen.used[0]
     assert used[1] == 40 * batch > 30 * batch > used[0]
     twice = used[1] - 30 * batch
     assert torch.allclose(slots[1], 1.0 + (torch.arange(30 * batch) < twice).double())

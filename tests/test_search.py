@@ -260,7 +260,7 @@ def check_samples(case: Case, run: ob.Run, seen: Seen) -> None:
         used = sum(part[rank].samples for part in seen.done.values() if rank in part)
         assert torch.allclose(learnt[stream[:used]], torch.full((used,), -1.0, dtype=torch.float64))
         assert not learnt[stream[used:]].any()
-        assert seen.me[rank].memory.used[rank] == used
+        assert seen.me[rank].reported.samples_used[rank] == used
     if how["over"] not in ("allreduce", "server") or (how["codec"] and P > 1) or how["scale_lr"]:
         return
     expected = torch.zeros_like(run.final)

@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offbeat.strategies import STRATEGIES, Card
+from offbeat.method import Card
+from offbeat.method.card import first_sentence
+from offbeat.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -29,7 +31,8 @@ def table(link: str) -> str:
     ]
     for name, card in STRATEGIES.items():
         paper, axes = card.paper, card.paper.axes
-        cells = [axes.what, axes.when, axes.whom, axes.wait, paper.helps, f"{_first_author(card)} {paper.year}"]
+        helps, source = first_sentence(card.helps), f"{_first_author(card)} {paper.year}"
+        cells = [axes.what, axes.when, axes.whom, axes.wait, helps, source]
         rows.append(f"| [`{name}`]({link.format(name)}) | {' | '.join(cells)} |")
     return "\n".join(rows)
 
@@ -47,12 +50,9 @@ def page(name: str) -> str:
         "",
         _paragraphs(card.text),
         "",
-        "## Settings",
-        "",
-        _paragraphs(inspect.getdoc(card.make) or ""),
-        "",
     ]
     if settings:
+        lines += ["## Settings", ""]
         lines += ["| setting | default | type |", "| --- | --- | --- |"]
         for p in settings:
             lines.append(f"| `{p.name}` | `{p.default!r}` | `{p.annotation}` |")
@@ -75,9 +75,7 @@ def page(name: str) -> str:
         "",
         "## Reference",
         "",
-        f"Departures from the paper: {paper.departures}.",
-        *(["", f"How sure we are of the defaults: {paper.confidence}."] if paper.confidence else []),
-        "",
+        *([f"How sure we are of the defaults: {paper.confidence}.", ""] if paper.confidence else []),
         "```bibtex",
         paper.bibtex(),
         "```",
@@ -104,7 +102,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def _paragraphs(text: str) -> str:
     """A docstring as Markdown: its labelled lines (*When it helps*: …) become paragraphs of their own."""
-    lines = inspect.cleandoc(text).splitlines()
+    lines = text.splitlines()
     return "\n".join(f"\n{line}" if line.startswith(("*", "Example:")) else line for line in lines).strip()
 
 

@@ -5,28 +5,13 @@ from __future__ import annotations
 from offbeat import delays, tasks, topology
 from offbeat.basics.version import __version__
 from offbeat.live import Attached, ConfigMismatch, OffbeatError, PeerFailed, Summary, attach, init
-from offbeat.method.strategy import Strategy
+from offbeat.method import Strategy
 from offbeat.replaying import replay
 from offbeat.rounds import waiting
-from offbeat.sim import Deadlock, Network, Run, simulate
-from offbeat.strategies import (
-    STRATEGIES,
-    ad_psgd,
-    adaptive,
-    allreduce,
-    dasgd,
-    diloco,
-    dpsgd,
-    eager,
-    local_sgd,
-    matcha,
-    noloco,
-    nonblocking,
-    qsgd,
-    sgp,
-    strategy,
-    wagma,
-)
+from offbeat.runs.result import LiveRun, Run
+from offbeat.sim import Deadlock, Mismatch, Network, simulate
+from offbeat.strategies import STRATEGIES, strategy
+from offbeat.strategies.registry import *  # noqa: F403
 from offbeat.tasks.task import Task
 from offbeat.tensors import codec
 
@@ -35,6 +20,8 @@ __all__ = [
     "Attached",
     "ConfigMismatch",
     "Deadlock",
+    "LiveRun",
+    "Mismatch",
     "Network",
     "OffbeatError",
     "PeerFailed",
@@ -43,28 +30,15 @@ __all__ = [
     "Summary",
     "Task",
     "__version__",
-    "ad_psgd",
-    "adaptive",
-    "allreduce",
     "attach",
     "codec",
-    "dasgd",
     "delays",
-    "diloco",
-    "dpsgd",
-    "eager",
     "init",
-    "local_sgd",
-    "matcha",
-    "noloco",
-    "nonblocking",
-    "qsgd",
     "replay",
-    "sgp",
     "simulate",
     "strategy",
     "tasks",
     "topology",
-    "wagma",
     "waiting",
 ]
+__all__ += STRATEGIES  # the methods, each under its name

@@ -89,6 +89,22 @@ def _seen(unit: str) -> str:
     return f"{unit!r} is not a unit known here" if unit else "it has no unit"
 
 
+def parse_share(text: str) -> float:
+    """``25%`` as 0.25."""
+    number, unit = _split(text, "a share such as 25%")
+    if unit != "%":
+        raise ValueError(f"{text!r} is not a share: {_seen(unit)}; write it as 25%")
+    return float(number / 100)
+
+
+def parse_number_of(text: str, thing: str) -> int:
+    """``3 workers``, ``1 worker`` as a whole number, for a ``thing`` that is a worker."""
+    number, unit = _split(text, f"a number of {thing}s such as 3 {thing}s")
+    if unit not in (thing, f"{thing}s"):
+        raise ValueError(f"{text!r} is not a number of {thing}s: {_seen(unit)}; write it as 3 {thing}s")
+    return _whole(text, number, f"{thing}s")
+
+
 def _whole(text: str, number: Decimal, what: str) -> int:
     if number != number.to_integral_value():
         raise ValueError(f"{text!r} is {number.normalize():f} {what}, which is not a whole number; round it")

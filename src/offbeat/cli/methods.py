@@ -14,7 +14,7 @@ from rich.text import Text
 from offbeat.cli.options import Json, check_json
 from offbeat.cli.output import write_json
 from offbeat.cli.settings import defaults, plain, shown
-from offbeat.method.paper import Paper
+from offbeat.method import Paper
 from offbeat.strategies import STRATEGIES, strategy
 
 
@@ -63,27 +63,29 @@ def _table(names: list[str]) -> None:
 
 
 def _card(name: str) -> None:
-    paper, axes = STRATEGIES[name].paper, STRATEGIES[name].paper.axes
+    card = STRATEGIES[name]
+    paper, axes = card.paper, card.paper.axes
     settings = ", ".join(f"{key}={shown(value)}" for key, value in defaults(name).items())
     rows = [
-        ("in short", paper.summary),
+        ("in short", card.summary),
         ("settings", settings or "none"),
         ("what", axes.what),
         ("when", axes.when),
         ("whom", axes.whom),
         ("waits for", axes.wait),
         ("applied", f"{axes.late}, {axes.merge}"),
-        ("helps", paper.helps),
-        ("hurts", paper.hurts),
+        ("helps", card.helps),
+        ("hurts", card.hurts),
+        ("suggested", card.suggested),
         ("laws", "\n".join(paper.laws)),
-        ("departures", paper.departures),
+        ("departures", card.departures),
         ("paper", f"{paper.title}. {paper.authors}. {paper.venue}, {paper.year}"),
     ]
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column()
     for key, text in rows:
-        grid.add_row(key, Text(text))
+        grid.add_row(key, Text(text.replace("``", "")))
     console = Console()
     console.print(Text.assemble((name, "bold"), f"  {paper.full_name}"))
     console.print(grid)
@@ -98,6 +100,8 @@ def _first_author(paper: Paper, et_al: bool) -> str:
 def _write(path: Path, names: list[str]) -> None:
     methods = []
     for name in names:
-        card = dataclasses.asdict(STRATEGIES[name].paper)
-        methods.append({**card, "settings": {key: plain(value) for key, value in defaults(name).items()}})
+        card = STRATEGIES[name]
+        told = {key: getattr(card, key) for key in ("summary", "helps", "hurts", "suggested", "departures")}
+        settings = {key: plain(value) for key, value in defaults(name).items()}
+        methods.append({**dataclasses.asdict(card.paper), **told, "settings": settings})
     write_json(path, {"methods": methods})

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from offbeat.method.strategy import Strategy
+from offbeat.method.strategy import Strategy, unknown_setting
 from offbeat.strategies import STRATEGIES, strategy
 from offbeat.tensors import codec
 
@@ -87,10 +86,7 @@ def _members(hint: Any) -> tuple[Any, ...]:
 
 def _read(name: str, key: str, text: str, kinds: Mapping[str, tuple[Any, ...]]) -> object:
     if key not in kinds:
-        close = difflib.get_close_matches(key, kinds, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        has = f"it has {', '.join(kinds)}" if kinds else "it has none"
-        raise ValueError(f"{name} has no setting {key!r}; {hint}{has}")
+        raise ValueError(unknown_setting(name, key, kinds))
     kind, word = kinds[key], text.lower()
     if types.NoneType in kind and word == "none":
         return None

@@ -1,1 +1,114 @@
-"""What a method is written with."""
+"""Everything a method is written with. Import from here; where a thing lies below is nobody's business.
+
+* **the method**: `method` makes one of a function and its `Paper` (with `Axes`); `Facts` say what runtimes may rely on;
+  a `Strategy` is a method with its settings, a `Body` its coroutine, a `Card` what is told of it
+* **one worker**: `Replica`, what a body calls ``me``, and what it has `Reported`
+* **requests**: `Grad`, `GradMix`, `Mix`, `Begin`, `Finish`; partial rounds: `Channel`, `Open`, `Got`, with `Rules`;
+  micro-batches: `Batch`, `Done`, with a `Stop`; shared weights: `Share`, `Meet`, `Add`, `Retire`. ``me.steps()`` asks
+  `Next` for a `Turn`; a channel's ``mix`` and ``rest`` are `Offer` and `Rest`; what was begun is a `Ticket`
+* **values**: `Vec`, `pack`, `unpack`, `scalar`; `Mixing`, `Edge`, `Nodes`; `Codec`, `sent_to`
+* **modules**: `topology` and its `matchings` (with whom), `waiting` (for whom), `codec` (in how many bytes), `pacing`
+  (how often), `micro` (in how many pieces), `draw` (chance that all workers agree on), `units` (numbers in words)
+* **checks** of settings: `whole`, `between`, `one_of`
+
+The rules that a body keeps are at the top of ``offbeat/method/effects.py``; docs/adding-a-method.md writes one.
+"""
+
+from __future__ import annotations
+
+from offbeat import topology
+from offbeat.basics import draw, units
+from offbeat.basics.checks import between, one_of, whole
+from offbeat.method.card import Axes, Card, Paper
+from offbeat.method.effects import (
+    Add,
+    Batch,
+    Begin,
+    Channel,
+    Done,
+    Effect,
+    Finish,
+    Got,
+    Grad,
+    GradMix,
+    Meet,
+    Mix,
+    Next,
+    Offer,
+    Open,
+    Rest,
+    Retire,
+    Share,
+    Ticket,
+    Turn,
+)
+from offbeat.method.facts import Facts, Reported
+from offbeat.method.replica import Replica
+from offbeat.method.strategy import Body, Strategy, method
+from offbeat.rounds import micro, pacing, waiting
+from offbeat.rounds.micro import Stop, Weighting
+from offbeat.rounds.rules import Absent, CatchUp, Rules
+from offbeat.rounds.waiting import Wait
+from offbeat.tensors import codec
+from offbeat.tensors.codec import Codec, sent_to
+from offbeat.tensors.vector import Vec, pack, scalar, unpack
+from offbeat.topology import Edge, Mixing, matchings
+from offbeat.topology.hierarchy import Nodes
+
+__all__ = [
+    "Absent",
+    "Add",
+    "Axes",
+    "Batch",
+    "Begin",
+    "Body",
+    "Card",
+    "CatchUp",
+    "Channel",
+    "Codec",
+    "Done",
+    "Edge",
+    "Effect",
+    "Facts",
+    "Finish",
+    "Got",
+    "Grad",
+    "GradMix",
+    "Meet",
+    "Mix",
+    "Mixing",
+    "Next",
+    "Nodes",
+    "Offer",
+    "Open",
+    "Paper",
+    "Replica",
+    "Reported",
+    "Rest",
+    "Retire",
+    "Rules",
+    "Share",
+    "Stop",
+    "Strategy",
+    "Ticket",
+    "Turn",
+    "Vec",
+    "Wait",
+    "Weighting",
+    "between",
+    "codec",
+    "draw",
+    "matchings",
+    "method",
+    "micro",
+    "one_of",
+    "pacing",
+    "pack",
+    "scalar",
+    "sent_to",
+    "topology",
+    "units",
+    "unpack",
+    "waiting",
+    "whole",
+]

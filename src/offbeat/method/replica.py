@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 from offbeat.method.effects import Next, Turn
+from offbeat.method.facts import Reported
 from offbeat.tensors.vector import Vec, pack
 from offbeat.topology.hierarchy import Nodes
 
@@ -17,6 +19,7 @@ class Replica:
     ``x`` are the weights, ``model`` the weights together with floating buffers (such as BatchNorm statistics): both
     are the live memory of the model, so ``me.x.copy_(…)`` changes it. ``horizon`` is the number of steps of the run
     where that is known; ``parameters`` how many the weights consist of, where gradients say which of them they used.
+    ``memory`` is the strategy's own (``recall``); runtimes read ``reported``.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class Replica:
         self.model = pack(x, buffers) if buffers.parts else x
         self.t = 0
         self.memory = SimpleNamespace()
+        self.reported = Reported()
         self._update = update
         self._groups, self._after = groups, after
 
@@ -88,6 +92,22 @@ class Replica:
             if not hasattr(self.memory, name):
                 setattr(self.memory, name, value)
         return self.memory
+
+    def report(
+        self,
+        *,
+        period: int | None = None,
+        micro_batches: int | None = None,
+        samples_used: Sequence[int] | None = None,
+    ) -> None:
+        """Tell whoever looks how the run goes (``Reported``); what is left out stays as it was told last."""
+        told = self.reported
+        self.reported = replace(
+            told,
+            period=told.period if period is None else period,
+            micro_batches=told.micro_batches if micro_batches is None else micro_batches,
+            samples_used=told.samples_used if samples_used is None else tuple(samples_used),
+        )
 
 
 class Steps:

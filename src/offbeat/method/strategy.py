@@ -1,14 +1,22 @@
-"""A strategy as a value: a method with its settings, ready to run on a worker."""
+"""A strategy as a value, and the decorator that makes a method of a function."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+import difflib
+import functools
+import inspect
+import numbers
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec
 
+from offbeat.method.card import Card, Paper
 from offbeat.method.effects import Effect
-from offbeat.method.paper import Paper
+from offbeat.method.facts import NOTHING_SAID, Facts
 from offbeat.method.replica import Replica
+
+P = ParamSpec("P")
 
 Body = Callable[[Replica], Coroutine[Effect[Any], Any, None]]
 
@@ -21,10 +29,16 @@ class Strategy:
     make: Callable[..., Strategy]
     settings: Mapping[str, object]
     body: Body
+    facts: Facts = NOTHING_SAID
 
     @property
     def name(self) -> str:
         return self.paper.name
+
+    @property
+    def card(self) -> Card:
+        """What the method is, and when to use it."""
+        return Card(self.paper, self.make)
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{k}={_shown(v)}' for k, v in self.settings.items())})"
@@ -35,6 +49,75 @@ class Strategy:
         return _made, (self.make, dict(self.settings))  # a coroutine function cannot travel; its call can
 
 
+def method(
+    paper: Paper, facts: Facts | Callable[..., Facts] = NOTHING_SAID
+) -> Callable[[Callable[P, Body]], Callable[P, Strategy]]:
+    """Make a method of a function that takes the settings, checks them and returns the body.
+
+    The decorated function returns a `Strategy`, whose settings are the function's arguments. A ``ValueError`` gets the
+    method's name in front. ``facts`` may be a function of the settings; it is called with their names.
+
+        @method(PAPER, Facts(meets="everyone", waits_where_it_begins=True))
+        def local_sgd(period: int = 8) -> Body: ...
+    """
+
+    def declared(factory: Callable[P, Body]) -> Callable[P, Strategy]:
+        checked: Callable[..., Body] = factory
+        signature = inspect.signature(factory)
+        if factory.__name__ != paper.name:
+            raise ValueError(f"{factory.__name__} has the card of {paper.name!r}; give both the same name")
+
+        @functools.wraps(factory)
+        def make(*args: P.args, **kwargs: P.kwargs) -> Strategy:
+            settings = _bound(paper.name, signature, args, kwargs)
+            with _named(paper.name):
+                body = checked(**settings)
+            return Strategy(paper, make, settings, body, facts if isinstance(facts, Facts) else facts(**settings))
+
+        make.__signature__ = signature.replace(return_annotation="Strategy")  # type: ignore[attr-defined]
+        return make
+
+    return declared
+
+
+def unknown_setting(name: str, key: str, known: Iterable[str]) -> str:
+    """The sentence for a setting that a method does not have."""
+    known = list(known)
+    close = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{name} has no setting {key!r}; {hint}it has {', '.join(known) or 'none'}"
+
+
+def _bound(
+    name: str, signature: inspect.Signature, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> dict[str, object]:
+    """The settings by their names, defaults included."""
+    for key in kwargs:
+        if key not in signature.parameters:
+            raise TypeError(unknown_setting(name, key, signature.parameters))
+    try:
+        given = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None
+    given.apply_defaults()
+    return {key: _kept(value) for key, value in given.arguments.items()}
+
+
+def _kept(value: object) -> object:
+    """A setting that can be printed and sent: edges as tuples, whatever kind of list they came in."""
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return tuple(_kept(part) for part in value)
+    return int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else value
+
+
+@contextmanager
+def _named(method: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{method}: {error}") from None
+
+
 def _made(make: Callable[..., Strategy], settings: Mapping[str, object]) -> Strategy:
     return make(**settings)
 
@@ -42,23 +125,3 @@ def _made(make: Callable[..., Strategy], settings: Mapping[str, object]) -> Stra
 def _shown(value: object) -> str:
     name = getattr(value, "name", None)
     return str(name) if isinstance(name, str) else repr(value)
-
-
-def whole(method: str, name: str, value: object, least: int) -> int:
-    """Check that a setting is a whole number of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{method}: {name} is {value!r}, but must be a whole number of at least {least}")
-    return value
-
-
-def between(method: str, name: str, value: float, low: float, high: float) -> float:
-    """Check that a setting lies in [low, high]."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise ValueError(f"{method}: {name} is {value!r}, but must lie between {low:g} and {high:g}")
-    return float(value)
-
-
-def one_of(method: str, name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Check that a setting is one of a few words."""
-    if value not in choices:
-        raise ValueError(f"{method}: {name} is {value!r}, but must be one of {', '.join(map(repr, choices))}")

@@ -48,8 +48,7 @@ class Observer:
         if self._seen % self._every == 0:
             apart = sum(float((part - part.mean(dim=0)).square().sum()) for part in self._fleet.X)
             self._add("spread", apart / len(self._replicas))
-            period = getattr(self._replicas[0].memory, "p", None)
-            if isinstance(period, int):
+            if (period := self._replicas[0].reported.period) is not None:
                 self._add("period", period)
 
     def _add(self, name: str, value: float) -> None:

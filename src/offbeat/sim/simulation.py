@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat import delays as delays_
-from offbeat.basics import draw
+from offbeat.basics import checks, draw
 from offbeat.delays import Seconds
 from offbeat.method.replica import Replica
 from offbeat.method.strategy import Strategy
@@ -60,8 +60,7 @@ def simulate(
         raise TypeError(f"{strategy!r} is not a strategy; use one such as ob.local_sgd(period=8)")
     if task is not None and not isinstance(task, Task):
         raise TypeError(f"{task!r} is not a task; use ob.Task(…), ob.tasks.digits(), or None for time alone")
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise ValueError(f"{workers!r} workers cannot train; use 1 or more")
+    checks.workers(workers)
     if record is not None and task is None:
         raise ValueError("a run without a task has no weights that a replay could end with; give it a task")
     told = [Told() for _ in range(workers)] if record is not None else None

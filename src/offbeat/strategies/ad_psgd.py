@@ -1,30 +1,31 @@
-"""**AD-PSGD**, asynchronous decentralised SGD: each worker averages with one neighbour at a time, and nobody waits.
-
-While a worker computes a gradient at x̂, its weights are averaged with a drawn neighbour's, and with those of whoever
-draws it. Then its own step is added to whatever its weights have become: x ← x − γ g(x̂). The neighbour's clerk answers
-at once, so a slow worker delays nobody, and no order of arrivals can lock.
-
-*When it helps*: workers of lasting unequal speed; a network where only neighbours can talk cheaply.
-*When it hurts*: many workers on a thin graph: agreement spreads slowly. Gradients are as stale as averages came in.
-*Suggested settings*: the exponential graph (the default), whose neighbours are near everyone.
-*Departures*: the averaging is the exactly sum-preserving form (each side adds half of the difference of the two
-snapshots); every worker is active and passive, since the clerk answers; the paper splits workers to avoid deadlock.
-Not to be confused with ``adaptive`` (ADPSGD).
-"""
+"""AD-PSGD, asynchronous decentralised SGD, after Lian et al. (2018). Not ADPSGD, which is ``adaptive``."""
 
 from __future__ import annotations
 
-from offbeat import topology
-from offbeat.basics import draw
-from offbeat.method.effects import Add, Begin, Finish, Grad, Meet, Retire, Share
-from offbeat.method.paper import Axes, Paper
-from offbeat.method.replica import Replica
-from offbeat.method.strategy import Strategy
+from collections.abc import Iterable
+
+from offbeat.method import (
+    Add,
+    Axes,
+    Begin,
+    Body,
+    Edge,
+    Finish,
+    Grad,
+    Meet,
+    Paper,
+    Replica,
+    Retire,
+    Share,
+    draw,
+    method,
+    topology,
+)
+from offbeat.strategies.averaging import named
 
 PAPER = Paper(
     name="ad_psgd",
     full_name="AD-PSGD (asynchronous decentralised SGD)",
-    summary="average with one neighbour at a time while computing; add one's own step to what came of it",
     title="Asynchronous Decentralized Parallel Stochastic Gradient Descent",
     authors="Lian, Xiangru and Zhang, Wei and Zhang, Ce and Liu, Ji",
     year=2018,
@@ -33,15 +34,30 @@ PAPER = Paper(
     axes=Axes(
         what="weights", when="every step", whom="a drawn neighbour", wait="nobody", late="while computing", merge="half"
     ),
-    helps="workers of lasting unequal speed",
-    hurts="agreement spreads slowly on a thin graph of many workers",
     laws=("the sum of all weights changes only by steps taken", "no order of arrivals can lock", "P = 1: serial SGD"),
-    departures="sum-preserving form; every worker both asks and answers; exponential graph by default",
 )
 
 
-def ad_psgd(graph: str | tuple[tuple[int, int], ...] = "exponential") -> Strategy:
-    """Pairwise averaging with a neighbour in ``graph`` (a name or a list of edges), drawn anew each step."""
+@method(PAPER)
+def ad_psgd(graph: str | Iterable[Edge] = "exponential") -> Body:
+    """Average with one neighbour at a time while computing; add one's own step to what came of it.
+
+    While a worker computes a gradient at x̂, its weights are averaged with a drawn neighbour's, and with those of
+    whoever draws it. Then its own step is added to whatever its weights have become: x ← x − γ g(x̂). The neighbour's
+    clerk answers at once, so a slow worker delays nobody, and no order of arrivals can lock.
+
+    ``graph``: whose neighbours are drawn from, anew each step: a name, or a list of edges between ranks.
+
+    *When it helps*: workers of lasting unequal speed; a network where only neighbours can talk cheaply.
+    *When it hurts*: many workers on a thin graph: agreement spreads slowly. Gradients are as stale as averages came in.
+    *Suggested settings*: the exponential graph (the default), whose neighbours are near everyone.
+    *Departures*: the averaging is the exactly sum-preserving form (each side adds half of the difference of the two
+    snapshots); every worker is active and passive, since the clerk answers; the paper splits workers to avoid deadlock.
+    Not to be confused with ``adaptive`` (ADPSGD).
+
+    Example: ``ob.ad_psgd()``
+    """
+    graph = named(graph)
 
     async def body(me: Replica) -> None:
         whom = topology.graph(graph, me.size)
@@ -56,7 +72,7 @@ def ad_psgd(graph: str | tuple[tuple[int, int], ...] = "exponential") -> Strateg
             me.x.copy_(await Add(me.x - x_hat))
         me.x.copy_(await Retire())
 
-    return Strategy(PAPER, ad_psgd, {"graph": graph}, body)
+    return body
 
 
 def neighbours(whom: topology.Schedule, rank: int) -> tuple[int, ...]:

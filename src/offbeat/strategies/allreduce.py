@@ -1,39 +1,33 @@
-"""**Synchronous SGD.** Every worker's gradient is averaged with everybody's, every step, while backward still runs.
-
-The baseline of all the others: w ← w − γ · (1/P) Σ g_i. Replicas stay bitwise equal, and the result is that of one
-process with a batch P times as large.
-
-*When it helps*: workers of equal speed, a quick network, and results that must not depend on the number of workers.
-*When it hurts*: every step takes as long as the slowest worker's.
-*Suggested settings*: none to make. Scale the learning rate with P, and warm it up.
-"""
+"""Synchronous SGD: the baseline of all the others."""
 
 from __future__ import annotations
 
-from offbeat import topology
-from offbeat.method.effects import GradMix
-from offbeat.method.paper import Axes, Paper
-from offbeat.method.replica import Replica
-from offbeat.method.strategy import Strategy
+from offbeat.method import Axes, Body, Facts, GradMix, Paper, Replica, method, topology
 
 PAPER = Paper(
     name="allreduce",
     full_name="Synchronous SGD (full communication)",
-    summary="average every gradient among all workers, overlapped with backward",
     title="PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
     authors="Li, Shen and Zhao, Yanli and Varma, Rohan and Salpekar, Omkar and others",
     year=2020,
     venue="Proceedings of the VLDB Endowment",
     arxiv="2006.15704",
     axes=Axes(what="gradient", when="every step", whom="everyone"),
-    helps="workers of equal speed on a quick network",
-    hurts="every step lasts as long as the slowest worker's",
     laws=("equals one process with a batch P times as large", "replicas are bitwise equal"),
 )
 
 
-def allreduce() -> Strategy:
-    """Synchronous SGD: the gradient averaged over all workers that still have data.
+@method(PAPER, Facts(meets="everyone", waits_where_it_begins=True))
+def allreduce() -> Body:
+    """Average every gradient among all workers, every step, while backward still runs.
+
+    w ← w − γ · (1/P) Σ g_i, over the workers that still have data. The baseline of all the others: replicas stay
+    bitwise equal, and the result is that of one process with a batch P times as large.
+
+    *When it helps*: workers of equal speed on a quick network, and results that must not depend on the number of
+    workers.
+    *When it hurts*: every step takes as long as the slowest worker's.
+    *Suggested settings*: none to make. Scale the learning rate with P, and warm it up.
 
     Example: ``ob.attach(optimizer, model, ob.allreduce())``
     """
@@ -43,4 +37,4 @@ def allreduce() -> Strategy:
         async for t in me.steps():
             me.step(await GradMix(everyone(t)))
 
-    return Strategy(PAPER, allreduce, {}, body)
+    return body

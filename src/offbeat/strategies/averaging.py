@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
-from offbeat import topology
-from offbeat.method.effects import Begin, Finish, Mix, Ticket
-from offbeat.method.replica import Replica
-from offbeat.tensors.codec import Codec, sent_to
-from offbeat.tensors.vector import Vec
-from offbeat.topology import Edge, Mixing
+from offbeat.method import Begin, Codec, Edge, Finish, Mix, Mixing, Replica, Ticket, Vec, sent_to, topology
 
 
 class Averager:
@@ -99,7 +94,7 @@ def difference(W: Mixing) -> Mixing:
 
 
 def named(graph: str | Iterable[Edge]) -> str | tuple[Edge, ...]:
-    """A graph as a setting that can be printed and pickled; a name that does not exist is refused at once."""
+    """A graph by its name or its edges; a name that does not exist is refused at once."""
     if isinstance(graph, str):
         topology.graph(graph, 1)
         return graph

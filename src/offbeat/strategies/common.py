@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from offbeat import topology
-from offbeat.method.effects import Grad, GradMix
-from offbeat.method.replica import Replica
-from offbeat.method.strategy import one_of, whole
-from offbeat.rounds.rules import Absent, CatchUp, Rules
-from offbeat.rounds.waiting import Wait
+from offbeat.method import Absent, CatchUp, Grad, GradMix, Replica, Rules, Wait, one_of, topology, units, waiting, whole
 
 Sync = Literal["barrier", "bounded"]
 
@@ -19,31 +14,42 @@ def own_gradient(me: Replica, per_node: int) -> Grad | GradMix:
     return Grad() if per_node == 1 else GradMix(topology.nodes(me.size, per_node)(0))
 
 
+def optional(name: str, value: int | None) -> int | None:
+    """A setting that is a whole number from 1 up, or None."""
+    return None if value is None else whole(name, value, 1)
+
+
+def quorum(wait: str | int | float | Wait) -> Wait:
+    """Who must be there: also as ``"3 workers"`` and ``"50%"``, which no kind of number can be mistaken for."""
+    if isinstance(wait, str) and "worker" in wait:
+        return waiting.at_least(units.parse_number_of(wait, "worker"))
+    if isinstance(wait, str) and wait.endswith("%"):
+        return waiting.at_least(units.parse_share(wait))
+    return waiting.rule(wait)
+
+
 def rules(
-    method: str,
-    wait: Wait,
+    *,
+    wait: str | int | float | Wait,
     absent: Absent,
-    every: int | None,
-    every_name: str,
+    full_every: int | None,
     catch_up: CatchUp,
     sync: Sync,
     staleness: int | None,
     late: int,
     fade: bool = False,
 ) -> Rules:
-    """Check the settings and put them together."""
-    if every is not None:
-        whole(method, every_name, every, 1)
-    one_of(method, "catch_up", catch_up, ("current", "every_step"))
-    one_of(method, "sync", sync, ("barrier", "bounded"))
+    """Check the settings and put them together: full rounds every so often, or a bound instead of them."""
+    one_of("catch_up", catch_up, ("current", "every_step"))
+    one_of("sync", sync, ("barrier", "bounded"))
     if late not in (0, 1):
-        raise ValueError(f"{method}: late is {late!r}, but a result can be 0 or 1 rounds late")
-    if sync == "barrier":
-        if staleness is not None:
-            raise ValueError(f"{method}: staleness={staleness} bounds nothing with sync='barrier'; use sync='bounded'")
-        return Rules(wait, absent, every, None, catch_up, late, fade)
-    bound = staleness if staleness is not None else every
-    if bound is None:
-        raise ValueError(f"{method}: sync='bounded' needs a bound; give staleness=K")
-    whole(method, "staleness", bound, 1 + late)
-    return Rules(wait, absent, None, bound, catch_up, late, fade)
+        raise ValueError(f"late is {late!r}, but a result can be 0 or 1 rounds late")
+    bound = None
+    if sync == "bounded":
+        bound, full_every = staleness if staleness is not None else full_every, None
+        if bound is None:
+            raise ValueError("sync='bounded' needs a bound; give staleness=K")
+        whole("staleness", bound, 1 + late)
+    elif staleness is not None:
+        raise ValueError(f"staleness={staleness} bounds nothing with sync='barrier'; use sync='bounded'")
+    return Rules(quorum(wait), absent, full_every=full_every, bound=bound, catch_up=catch_up, late=late, fade=fade)

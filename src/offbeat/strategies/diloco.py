@@ -1,36 +1,13 @@
-"""**DiLoCo**, and **Streaming DiLoCo**: hundreds of local steps, then one step of an outer optimiser.
-
-Every H inner steps each worker's way since the last exchange, Δ_i = θ_old − θ_i, is averaged and taken for a gradient
-by Nesterov's momentum: buf ← μ·buf + Δ, θ ← θ_old − η·(Δ + μ·buf), and all go on from θ. The inner optimiser (AdamW in
-the paper) keeps its state and is never reset.
-
-Streaming: with ``fragments`` F the model is cut into F pieces that take turns, one every H/F steps, so that the peak
-of traffic is F times lower. With ``overlap`` τ a piece sets out τ steps before its turn and training goes on meanwhile;
-``merge`` α is the weight that one's own copy keeps, θ_i ← (1 − α)·θ + α·θ_i.
-
-*When it helps*: clusters far apart, or a network so thin that an average every few steps is out of the question.
-*When it hurts*: early in training, and with H so large that the workers part; plain SGD without momentum gains little.
-With overlap and merge=0 the τ steps during the flight are discarded for that piece.
-*Suggested settings*: H = 100 to 500 with AdamW inside; streaming: fragments of a few layers, overlap 1 to 5, merge=0.5,
-and a codec of 4 bits (Δ is what travels, so its rounding error shrinks with it).
-*Departures*: fragments are contiguous stretches of the weights, as equal as possible (the paper strides over layers).
-BatchNorm statistics stay with their worker until the closing average.
-"""
+"""DiLoCo, after Douillard et al. (2023), and Streaming DiLoCo (2025)."""
 
 from __future__ import annotations
 
-from offbeat import topology
-from offbeat.method.effects import Grad
-from offbeat.method.paper import Axes, Paper
-from offbeat.method.replica import Replica
-from offbeat.method.strategy import Strategy, between, whole
+from offbeat.method import Axes, Body, Codec, Facts, Grad, Paper, Replica, between, method, topology, whole
 from offbeat.strategies.averaging import Underway
-from offbeat.tensors.codec import Codec
 
 PAPER = Paper(
     name="diloco",
     full_name="DiLoCo and Streaming DiLoCo",
-    summary="take hundreds of steps alone, then let an outer Nesterov step follow the workers' mean way",
     title="DiLoCo: Distributed Low-Communication Training of Language Models",
     authors=(
         "Douillard, Arthur and Feng, Qixuan and Rusu, Andrei A. and Chhaparia, Rachita and Donchev, Yani and "
@@ -46,19 +23,17 @@ PAPER = Paper(
         late="at once, or τ steps later",
         merge="outer optimiser",
     ),
-    helps="clusters far apart: hundreds of times fewer bytes, spread out and hidden when streaming",
-    hurts="early training; workers that part when H is large; overlap without merge discards steps",
     laws=(
         "outer_lr=1, outer_momentum=0: equals local_sgd; with period=1 and plain SGD, allreduce",
         "fragments=1, overlap=0, merge=0: replicas are bitwise equal after every outer step",
         "the outer copies are the same on all workers at all times",
         "merge=1: the local weights take no notice",
     ),
-    departures="contiguous fragments (Streaming DiLoCo, arXiv:2501.18512, strides over layers)",
     confidence="H = 500, outer_lr 0.7, momentum 0.9 (from memory, high); streaming settings (medium)",
 )
 
 
+@method(PAPER, lambda overlap, **_: Facts(meets="everyone", waits_where_it_begins=overlap == 0))
 def diloco(
     period: int = 500,
     outer_lr: float = 0.7,
@@ -67,28 +42,42 @@ def diloco(
     overlap: int = 0,
     merge: float = 0.0,
     codec: Codec | None = None,
-) -> Strategy:
-    """An outer Nesterov step on the workers' mean displacement every ``period`` steps.
+) -> Body:
+    """Take hundreds of steps alone, then let an outer Nesterov step follow the workers' mean way.
 
-    Streaming: ``fragments`` pieces in turn, each sent ``overlap`` steps ahead; the local copy keeps a share ``merge``.
+    Every H inner steps each worker's way since the last exchange, Δ_i = θ_old − θ_i, is averaged and taken for a
+    gradient by Nesterov's momentum: buf ← μ·buf + Δ, θ ← θ_old − η·(Δ + μ·buf), and all go on from θ. The inner
+    optimiser (AdamW in the paper) keeps its state and is never reset.
+
+    ``period``: H. Streaming: with ``fragments`` F the model is cut into F pieces that take turns, one every H/F steps,
+    so that the peak of traffic is F times lower. With ``overlap`` τ a piece sets out τ steps before its turn and
+    training goes on meanwhile; ``merge`` α is the weight that one's own copy keeps, θ_i ← (1 − α)·θ + α·θ_i.
+
+    *When it helps*: clusters far apart, or a network so thin that an average every few steps is out of the question.
+    *When it hurts*: early in training, and with H so large that the workers part; plain SGD without momentum gains
+    little. With overlap and merge=0 the τ steps during the flight are discarded for that piece.
+    *Suggested settings*: H = 100 to 500 with AdamW inside; streaming: fragments of a few layers, overlap 1 to 5,
+    merge=0.5, and a codec of 4 bits (Δ is what travels, so its rounding error shrinks with it).
+    *Departures*: fragments are contiguous stretches of the weights, as equal as possible (Streaming DiLoCo,
+    arXiv:2501.18512, strides over layers). BatchNorm statistics stay with their worker until the closing average.
 
     Example: ``ob.diloco(period=100, fragments=4, overlap=5, merge=0.5, codec=ob.codec.qsgd(4))``
     """
-    whole("diloco", "period", period, 1)
-    whole("diloco", "fragments", fragments, 1)
-    whole("diloco", "overlap", overlap, 0)
-    eta = between("diloco", "outer_lr", outer_lr, 0, float("inf"))
-    mu = between("diloco", "outer_momentum", outer_momentum, 0, 1)
-    alpha = between("diloco", "merge", merge, 0, 1)
+    whole("period", period, 1)
+    whole("fragments", fragments, 1)
+    whole("overlap", overlap, 0)
+    eta = between("outer_lr", outer_lr, 0, float("inf"))
+    mu = between("outer_momentum", outer_momentum, 0, 1)
+    alpha = between("merge", merge, 0, 1)
     if period % fragments:
         raise ValueError(
-            f"diloco: a period of {period} steps cannot be shared by {fragments} fragments; "
+            f"a period of {period} steps cannot be shared by {fragments} fragments; "
             f"use a period that is a multiple of {fragments}"
         )
     n = period // fragments
     if overlap >= n:
         raise ValueError(
-            f"diloco: an overlap of {overlap} steps does not fit the {n} steps between two fragments; "
+            f"an overlap of {overlap} steps does not fit the {n} steps between two fragments; "
             f"use 0 to {n - 1}, fewer fragments or a longer period"
         )
 
@@ -118,13 +107,4 @@ def diloco(
         if average.sent is not None:
             await outer_step(turn(me.t))
 
-    settings = {
-        "period": period,
-        "outer_lr": outer_lr,
-        "outer_momentum": outer_momentum,
-        "fragments": fragments,
-        "overlap": overlap,
-        "merge": merge,
-        "codec": codec,
-    }
-    return Strategy(PAPER, diloco, settings, body)
+    return body

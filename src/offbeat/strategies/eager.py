@@ -1,38 +1,32 @@
-"""**eager-SGD.** Gradients are summed by *partial* collectives: the round starts without waiting for everybody.
-
-A worker that is still computing contributes nothing, or the gradient it could not deliver before; its late gradient
-is carried over and applied later, exactly once. Every sum is divided by P. ``wait="first"`` is the paper's solo
-all-reduce, ``"majority"`` its majority all-reduce (a drawn initiator); a number or a fraction is a hard quorum.
-
-*When it helps*: a different worker is late each step. With ``catch_up="current"`` also when always the same one is.
-*When it hurts*: ``first`` among many workers: almost nothing in a round is fresh, and a large learning rate diverges.
-*Suggested settings*: ``wait=0.5, sync="bounded", staleness=20`` at scale; under heavy-tailed step times ``wait=0.25``
-and ``stale="fade"`` with it, which bears twice the learning rate. Not with momentum 0.9 and much lateness. The paper's
-own behaviour is ``catch_up="every_step"``.
-*Departures*: late results are applied in order, each once (``apply="queue"``), so replicas stay equal and need no
-copying between them; ``apply="latest"`` is the paper's. Global rounds, hard quorums and the bound are ours.
-"""
+"""eager-SGD, after Li et al. (2020)."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from offbeat import topology
-from offbeat.method.effects import Channel, Got, Open
-from offbeat.method.paper import Axes, Paper
-from offbeat.method.replica import Replica
-from offbeat.method.strategy import Strategy, one_of, whole
-from offbeat.rounds import waiting
-from offbeat.rounds.rules import Absent, CatchUp
-from offbeat.rounds.waiting import Wait
-from offbeat.strategies.common import Sync, own_gradient, rules
-from offbeat.tensors.codec import Codec
-from offbeat.topology.hierarchy import Nodes
+from offbeat.method import (
+    Absent,
+    Axes,
+    Body,
+    CatchUp,
+    Channel,
+    Codec,
+    Got,
+    Nodes,
+    Open,
+    Paper,
+    Replica,
+    Wait,
+    method,
+    one_of,
+    topology,
+    whole,
+)
+from offbeat.strategies.common import Sync, optional, own_gradient, rules
 
 PAPER = Paper(
     name="eager",
     full_name="eager-SGD (partial collectives)",
-    summary="sum gradients without waiting for the late ones; they are carried over, each applied once",
     title="Taming Unbalanced Training Workloads in Deep Learning with Partial Collective Operations",
     authors="Li, Shigang and Ben-Nun, Tal and Di Girolamo, Salvatore and Alistarh, Dan and Hoefler, Torsten",
     year=2020,
@@ -41,14 +35,12 @@ PAPER = Paper(
     axes=Axes(
         what="gradient", when="every step", whom="everyone", wait="first, majority, or a quorum", merge="sum / P"
     ),
-    helps="another worker is late each step",
-    hurts="with 'first' and many workers nearly everything is stale",
     laws=("nobody late: equals allreduce bit for bit", "every gradient is applied exactly once"),
-    departures="apply='queue' keeps replicas equal; global rounds, quorums and the staleness bound are ours",
     confidence="sync_every 33 is the released code's limiter of 32",
 )
 
 
+@method(PAPER)
 def eager(
     wait: str | int | float | Wait = "first",
     sync_every: int | None = 33,
@@ -60,23 +52,50 @@ def eager(
     late: int = 0,
     per_node: int = 1,
     codec: Codec | None = None,
-) -> Strategy:
-    """Partial sums of gradients. Round v is full iff (v + 1) mod ``sync_every`` = 0 (``None``: never).
+) -> Body:
+    """Sum gradients without waiting for the late ones; they are carried over, each applied once.
 
-    ``stale``: a late gradient is carried over to the next round and counts in full (``"carry"``, the paper), or as
-    1 / (1 + the rounds it has missed) (``"fade"``), or is lost (``"drop"``).
+    Gradients are summed by *partial* collectives: the round starts without waiting for everybody. A worker that is
+    still computing contributes nothing, or the gradient it could not deliver before; its late gradient is carried over
+    and applied later, exactly once. Every sum is divided by P. Round v is full iff (v + 1) mod ``sync_every`` = 0
+    (``None``: never).
+
+    ``wait``: ``"first"`` is the paper's solo all-reduce, ``"majority"`` its majority all-reduce (a drawn initiator);
+    ``"3 workers"`` or ``"50%"`` is a hard quorum. (A whole number is a number of workers, a float a fraction of them.)
+
+    ``stale``: a late gradient is carried over to the next round and counts in full (``"carry"``, the paper), or as 1 /
+    (1 + the rounds it has missed) (``"fade"``), or is lost (``"drop"``).
 
     ``sync="bounded"`` replaces full rounds by a bound: no gradient older than ``staleness`` rounds is ever applied
     (default: ``sync_every``). ``late=1`` hides the round behind the next step's computation. ``per_node=8``: eight
     consecutive ranks average their gradients in step, over the fast links inside a machine, and count as one worker
     outside; the ``codec`` is for what travels between nodes.
+
+    *When it helps*: a different worker is late each step. With ``catch_up="current"`` also when always the same one is.
+    *When it hurts*: ``first`` among many workers: almost nothing in a round is fresh, and a large learning rate
+    diverges.
+    *Suggested settings*: ``wait=0.5, sync="bounded", staleness=20`` at scale; under heavy-tailed step times
+    ``wait=0.25`` and ``stale="fade"`` with it, which bears twice the learning rate. Not with momentum 0.9 and much
+    lateness. The paper's own behaviour is ``catch_up="every_step"``.
+    *Departures*: late results are applied in order, each once (``apply="queue"``), so replicas stay equal and need no
+    copying between them; ``apply="latest"`` is the paper's. Global rounds, hard quorums and the bound are ours.
+
+    Example: ``ob.eager(wait="50%", sync="bounded", staleness=20)``
     """
-    whole("eager", "per_node", per_node, 1)
-    one_of("eager", "stale", stale, ("carry", "drop", "fade"))
-    one_of("eager", "apply", apply, ("queue", "latest"))
+    whole("per_node", per_node, 1)
+    one_of("stale", stale, ("carry", "drop", "fade"))
+    one_of("apply", apply, ("queue", "latest"))
     absent: Absent = "drop" if stale == "drop" else "carry"
-    fade = stale == "fade"
-    how = rules("eager", waiting.rule(wait), absent, sync_every, "sync_every", catch_up, sync, staleness, late, fade)
+    how = rules(
+        wait=wait,
+        absent=absent,
+        full_every=optional("sync_every", sync_every),
+        catch_up=catch_up,
+        sync=sync,
+        staleness=staleness,
+        late=late,
+        fade=stale == "fade",
+    )
 
     async def body(me: Replica) -> None:
         def update(results: list[Got]) -> None:
@@ -87,27 +106,11 @@ def eager(
         partial = Channel(
             "eager", topology.everyone(nodes.count), how.among(nodes.count), update, codec, per_node=per_node
         )
-        await Open(partial, me.recall(owed=None).owed)
+        await Open(partial, None)
         async for t in me.own_steps(per_node):
             if (g := await own_gradient(me, per_node)) is not None:
                 update(await partial.mix(g, t))
         async for got in partial.rest(lambda: None):
             update([got])
 
-    return Strategy(
-        PAPER,
-        eager,
-        {
-            "wait": wait,
-            "sync_every": sync_every,
-            "stale": stale,
-            "apply": apply,
-            "catch_up": catch_up,
-            "sync": sync,
-            "staleness": staleness,
-            "late": late,
-            "per_node": per_node,
-            "codec": codec,
-        },
-        body,
-    )
+    return body

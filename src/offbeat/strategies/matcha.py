@@ -1,44 +1,21 @@
-"""**MATCHA.** Gossip on a budget: the graph is cut into matchings, and each step switches some of them on, the vital
-ones more often.
-
-In a matching everybody talks to one other at most. Matching j is on with probability p_j (drawn alike on all workers),
-and x ← W_k (x − γ g) with W_k = I − α Σ_j B_j L_j. The p_j make the expected graph as well connected as the budget
-allows (largest λ₂ of Σ p_j L_j), and α makes the replicas draw together fastest (see ``offbeat.topology.matchings``).
-
-*When it helps*: a sparse, uneven graph and a thin network: with a budget of 0.5 half the messages are sent, and
-bridges are kept while dense regions are thinned out.
-*When it hurts*: steps without any active matching let the replicas drift; planning takes seconds beyond some hundred
-workers.
-*Suggested settings*: budget 0.5; 1 sends all along the graph at every step.
-*Departures*: none; matchings come from an edge colouring, as in the paper. A codec carries the weights in
-difference form, which keeps the mean exact; its rounding bounds how closely the replicas can agree.
-"""
+"""MATCHA, matching decomposition sampling, after Wang et al. (2019)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from offbeat import topology
-from offbeat.method.effects import Grad
-from offbeat.method.paper import Axes, Paper
-from offbeat.method.replica import Replica
-from offbeat.method.strategy import Strategy, between
+from offbeat.method import Axes, Body, Codec, Edge, Grad, Paper, Replica, between, matchings, method, topology
 from offbeat.strategies.averaging import Gossip, named
-from offbeat.tensors.codec import Codec
-from offbeat.topology import Edge, matchings
 
 PAPER = Paper(
     name="matcha",
     full_name="MATCHA (matching decomposition sampling)",
-    summary="average the weights along random matchings of a graph, within a communication budget",
     title="MATCHA: Speeding Up Decentralized SGD via Matching Decomposition Sampling",
     authors="Wang, Jianyu and Sahu, Anit Kumar and Yang, Zhouyi and Joshi, Gauri and Kar, Soummya",
     year=2019,
     venue="arXiv preprint arXiv:1905.09435",
     arxiv="1905.09435",
     axes=Axes(what="weights", when="every step, at random", whom="random matchings of a graph", wait="neighbours"),
-    helps="gossip on a thin network: fewer messages where the graph can spare them",
-    hurts="replicas drift in steps without messages; planning a large graph takes a while",
     laws=(
         "the mean of the weights is preserved by mixing, whatever the codec loses",
         "all workers draw the same matchings",
@@ -48,15 +25,31 @@ PAPER = Paper(
 )
 
 
-def matcha(graph: str | Iterable[Edge] = "ring", budget: float = 0.5, codec: Codec | None = None) -> Strategy:
-    """Mix the weights along random matchings of ``graph`` (a name, or edges), a share ``budget`` of them on average.
+@method(PAPER)
+def matcha(graph: str | Iterable[Edge] = "ring", budget: float = 0.5, codec: Codec | None = None) -> Body:
+    """Average the weights along random matchings of a graph, within a communication budget.
+
+    The graph is cut into matchings, in which everybody talks to one other at most, and each step switches some of them
+    on, the vital ones more often. Matching j is on with probability p_j (drawn alike on all workers), and x ← W_k (x −
+    γ g) with W_k = I − α Σ_j B_j L_j. The p_j make the expected graph as well connected as the budget allows (largest
+    λ₂ of Σ p_j L_j), and α makes the replicas draw together fastest (see ``offbeat.topology.matchings``).
+
+    ``graph``: a name, or a list of edges between ranks. ``budget``: the share of the matchings that are on, on average.
+
+    *When it helps*: a sparse, uneven graph and a thin network. With a budget of 0.5 half the messages are sent, and
+    bridges are kept while dense regions are thinned out.
+    *When it hurts*: steps without any active matching let the replicas drift; planning takes seconds beyond some
+    hundred workers.
+    *Suggested settings*: budget 0.5; 1 sends all along the graph at every step.
+    *Departures*: none; matchings come from an edge colouring, as in the paper. A codec carries the weights in
+    difference form, which keeps the mean exact; its rounding bounds how closely the replicas can agree.
 
     Example: ``ob.matcha("torus", budget=0.3)``
     """
     graph = named(graph)
-    between("matcha", "budget", budget, 0, 1)
+    between("budget", budget, 0, 1)
     if budget == 0:
-        raise ValueError("matcha: a budget of 0 never mixes; use a number over 0 and up to 1")
+        raise ValueError("a budget of 0 never mixes; use a number over 0 and up to 1")
 
     async def body(me: Replica) -> None:
         x, gossip = me.x, Gossip(codec)
@@ -67,4 +60,4 @@ def matcha(graph: str | Iterable[Edge] = "ring", budget: float = 0.5, codec: Cod
             if any(B):
                 gossip.apply(x, await gossip.ask(x, matchings.mixing(plan, B)))
 
-    return Strategy(PAPER, matcha, {"graph": graph, "budget": budget, "codec": codec}, body)
+    return body

@@ -1,31 +1,12 @@
-"""**NoLoCo.** DiLoCo without any exchange among all: each outer step is taken with one other worker, drawn anew.
-
-Every H inner steps the workers are paired at random (alike on all, from the seed and the outer round's number). With
-slow weights φ, fast weights θ and the means over the pair: m ← μ·m + β·mean(θ − φ) + γ·(mean(φ) − φ), φ ← φ + m, θ ← φ.
-The last term, the pull, draws the slow weights of all workers together over the rounds.
-
-*When it helps*: workers spread over the internet: a round takes one message to one peer, and nobody waits for all.
-*When it hurts*: the replicas are never equal; with few workers DiLoCo costs little more. A pair waits for
-its slower half.
-*Suggested settings*: H = 50, an adaptive inner optimiser; momentum about 0.5, lower than DiLoCo's.
-*Departures*: the pull is the outer learning rate unless given, as in the authors' code (the paper has it as a
-coefficient of its own). With an odd number of workers, one takes its outer step alone. The paper's random routing
-between pipeline stages is not part of this.
-"""
+"""NoLoCo, after Kolehmainen et al. (2025)."""
 
 from __future__ import annotations
 
-from offbeat import topology
-from offbeat.method.effects import Grad, Mix
-from offbeat.method.paper import Axes, Paper
-from offbeat.method.replica import Replica
-from offbeat.method.strategy import Strategy, between, whole
-from offbeat.tensors.vector import pack, unpack
+from offbeat.method import Axes, Body, Grad, Mix, Paper, Replica, between, method, pack, topology, unpack, whole
 
 PAPER = Paper(
     name="noloco",
     full_name="NoLoCo (no all-reduce, low communication)",
-    summary="take H steps alone, then an outer momentum step together with one random peer",
     title="NoLoCo: No-all-reduce Low Communication Training Method for Large Models",
     authors="Kolehmainen, Jari and Blagoev, Nikolay and Donaghy, John and Ersoy, Oğuzhan and Nies, Christopher",
     year=2025,
@@ -38,27 +19,40 @@ PAPER = Paper(
         wait="one's pair",
         merge="outer optimiser",
     ),
-    helps="many workers on slow, distant links: one message to one peer every H steps",
-    hurts="replicas are never equal; little gained over DiLoCo with few workers",
     laws=(
         "all workers draw the same pairs",
         "the pulls within a pair cancel: Σφ moves by momentum and β · ΣΔ alone",
         "two workers, outer_lr=1, outer_momentum=0: equals local_sgd",
     ),
-    departures="pull = outer_lr unless given (the authors' code); no pipeline routing",
     confidence="H = 50, outer_lr 0.7, momentum 0.5 (read in the authors' configurations)",
 )
 
 
-def noloco(period: int = 50, outer_lr: float = 0.7, outer_momentum: float = 0.5, pull: float | None = None) -> Strategy:
-    """An outer momentum step with a random other worker every ``period`` steps; ``pull`` (default: outer_lr) is γ.
+@method(PAPER)
+def noloco(period: int = 50, outer_lr: float = 0.7, outer_momentum: float = 0.5, pull: float | None = None) -> Body:
+    """Take H steps alone, then an outer momentum step together with one random peer.
+
+    DiLoCo without any exchange among all: every H inner steps the workers are paired at random (alike on all, from the
+    seed and the outer round's number). With slow weights φ, fast weights θ and the means over the pair: m ← μ·m +
+    β·mean(θ − φ) + γ·(mean(φ) − φ), φ ← φ + m, θ ← φ. The last term, the pull, draws the slow weights of all workers
+    together over the rounds.
+
+    ``period``: H; ``outer_lr``: β; ``outer_momentum``: μ; ``pull``: γ (default: β).
+
+    *When it helps*: workers spread over the internet. A round takes one message to one peer, and nobody waits for all.
+    *When it hurts*: the replicas are never equal; with few workers DiLoCo costs little more. A pair waits for its
+    slower half.
+    *Suggested settings*: H = 50, an adaptive inner optimiser; momentum about 0.5, lower than DiLoCo's.
+    *Departures*: the pull is the outer learning rate unless given, as in the authors' code (the paper has it as a
+    coefficient of its own). With an odd number of workers, one takes its outer step alone. The paper's random routing
+    between pipeline stages is not part of this.
 
     Example: ``ob.noloco(period=50)``
     """
-    whole("noloco", "period", period, 1)
-    beta = between("noloco", "outer_lr", outer_lr, 0, float("inf"))
-    mu = between("noloco", "outer_momentum", outer_momentum, 0, 1)
-    gamma = beta if pull is None else between("noloco", "pull", pull, 0, float("inf"))
+    whole("period", period, 1)
+    beta = between("outer_lr", outer_lr, 0, float("inf"))
+    mu = between("outer_momentum", outer_momentum, 0, 1)
+    gamma = beta if pull is None else between("pull", pull, 0, float("inf"))
 
     async def body(me: Replica) -> None:
         theta, pairs = me.x, topology.pairs(me.size, me.seed)
@@ -74,5 +68,4 @@ def noloco(period: int = 50, outer_lr: float = 0.7, outer_momentum: float = 0.5,
                 phi.add_(m)
                 theta.copy_(phi)
 
-    settings = {"period": period, "outer_lr": outer_lr, "outer_momentum": outer_momentum, "pull": pull}
-    return Strategy(PAPER, noloco, settings, body)
+    return body

@@ -1,42 +1,45 @@
-"""**Non-blocking SGD.** A worker's batch is cut into micro-batches; when the first worker is through its batch it rings
-a bell, and the others stop after the micro-batch they are in. The update uses exactly what was finished.
-
-The weights do not change inside a round, so nothing is stale; what was not reached comes first next time, so nothing is
-lost. A round lasts as long as the fastest worker's batch and one micro-batch more.
-
-*When it helps*: workers of unequal speed, for good or for a while; batches of uneven cost. The most common real case.
-*When it hurts*: very many micro-batches (each has its overhead); non-uniform data, since slow workers count for less.
-*Suggested settings*: ``micro="auto"`` where one worker is several times slower than the others, who wait for one of its
-micro-batches at most; else 8. Where every worker has a share of the data of its own, let it be endless, and count
-epochs by ``sum(optimizer.samples_used)``: a fixed share lasts as long as the slowest worker needs for it.
-*Departures*: the paper's weighting is not confirmed; here each finished sample counts alike (``weighting="samples"``),
-which is the gradient of one process on the union of all finished samples.
-"""
+"""Non-blocking SGD, after He and Dube (2022)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
 import torch
 
-from offbeat import topology
-from offbeat.method.effects import Batch, Done, Mix
-from offbeat.method.paper import Axes, Paper
-from offbeat.method.replica import Replica
-from offbeat.method.strategy import Strategy, between, one_of, whole
-from offbeat.rounds.micro import ROUNDS_TO_ADAPT, USUAL_PIECES, Stop, Weighting, adapted_micro, learned_deadline_s
+from offbeat.method import (
+    Axes,
+    Batch,
+    Body,
+    Codec,
+    Done,
+    Edge,
+    Facts,
+    Mix,
+    Mixing,
+    Paper,
+    Replica,
+    Stop,
+    Vec,
+    Weighting,
+    between,
+    matchings,
+    method,
+    one_of,
+    pack,
+    topology,
+    units,
+    unpack,
+    whole,
+)
+from offbeat.method import micro as cutting
 from offbeat.strategies.averaging import Gossip, Underway, named
-from offbeat.tensors.codec import Codec
-from offbeat.tensors.vector import Vec, pack, unpack
-from offbeat.topology import Edge, Mixing, matchings
 
 PAPER = Paper(
     name="nonblocking",
     full_name="Non-blocking SGD",
-    summary="stop computing when the first worker is through its batch; use exactly what was finished",
     title="Accelerating Parallel Stochastic Gradient Descent via Non-blocking Mini-batches",
     authors="He, Haoze and Dube, Parijat",
     year=2022,
@@ -49,72 +52,98 @@ PAPER = Paper(
         wait="one micro-batch",
         merge="sum / count",
     ),
-    helps="workers of unequal speed, batches of uneven cost",
-    hurts="many micro-batches cost overhead; slow workers' data counts for less",
     laws=(
         "nobody late: large-batch allreduce",
         "micro = 1: allreduce, dpsgd(order='atc') or matcha",
         "every sample is used exactly once",
     ),
-    departures="weighting by samples is ours; the paper's is not confirmed",
     confidence="8 micro-batches and the bell from the first author's earlier project",
 )
 
 
+def facts(over: object, **others: object) -> Facts:
+    """Along a graph a worker meets its neighbours; only the tally goes to all, and nobody waits for it."""
+    everyone = over in ("allreduce", "server")
+    return Facts(meets="everyone" if everyone else "others", waits_where_it_begins=everyone, cuts_batches=True)
+
+
+@method(PAPER, facts)
 def nonblocking(
     micro: int | Literal["auto"] = 8,
-    over: str | tuple[tuple[int, int], ...] = "allreduce",
+    over: str | Iterable[Edge] = "allreduce",
     stop: str | int | float = "first",
     weighting: Weighting = "samples",
     at_least: int = 1,
     scale_lr: bool = False,
     budget: float = 0.5,
     codec: Codec | None = None,
-) -> Strategy:
-    """Rounds that end when the bell rings.
+) -> Body:
+    """Stop computing when the first worker is through its batch; use exactly what was finished.
+
+    A worker's batch is cut into micro-batches; when the first worker is through its batch it rings a bell, and the
+    others stop after the micro-batch they are in. The weights do not change inside a round, so nothing is stale; what
+    was not reached comes first next time, so nothing is lost. A round lasts as long as the fastest worker's batch and
+    one micro-batch more.
 
     ``over``: "allreduce", "server" (rank 0 updates, then sends the weights), a graph ("ring", …, or edges) or "matcha"
-    (with ``budget``). ``stop``: "first" (the bell), a whole number (when so many workers are through), a fraction of a
-    second or more as a float (each worker's own deadline), or "auto" (a deadline learned from the times whole batches
-    take). ``weighting``: "samples" counts each finished sample alike, "workers" each worker. ``at_least``: how many
+    (with ``budget``).
+
+    ``stop``: ``"first"`` (the bell), ``"3 workers"`` (when so many are through), ``"250ms"`` (each worker's own
+    deadline), or ``"auto"`` (a deadline learned from the times whole batches take). Numbers are short for these, and
+    their kind decides: a whole number is workers, a float is seconds.
+
+    ``weighting``: "samples" counts each finished sample alike, "workers" each worker. ``at_least``: how many
     micro-batches a worker does in any case. ``scale_lr`` scales the learning rate with the share of all micro-batches
     that were finished. ``micro="auto"`` begins with 8; a worker that is usually stopped cuts its own batches finer, up
     to 64, until it does 16 in a round.
 
-    Example: ``ob.nonblocking(micro="auto", over="ring")``
+    *When it helps*: workers of unequal speed, for good or for a while; batches of uneven cost. The most common real
+    case.
+    *When it hurts*: very many micro-batches (each has its overhead); non-uniform data, since slow workers count for
+    less.
+    *Suggested settings*: ``micro="auto"`` where one worker is several times slower than the others, who wait for one of
+    its micro-batches at most; else 8. Where every worker has a share of the data of its own, let it be endless, and
+    count epochs by ``sum(optimizer.samples_used)``: a fixed share lasts as long as the slowest worker needs for it.
+    *Departures*: the paper's weighting is not confirmed; here each finished sample counts alike
+    (``weighting="samples"``), which is the gradient of one process on the union of all finished samples.
+
+    Example: ``ob.nonblocking(micro="auto", over="ring", stop="2 workers")``
     """
     if micro != "auto":
-        whole("nonblocking", "micro", micro, 1)
-    one_of("nonblocking", "weighting", weighting, ("samples", "workers"))
-    whole("nonblocking", "at_least", at_least, 0)
-    between("nonblocking", "budget", budget, 0.0, 1.0)
+        whole("micro", micro, 1)
+    one_of("weighting", weighting, ("samples", "workers"))
+    whole("at_least", at_least, 0)
+    between("budget", budget, 0.0, 1.0)
     if over == "matcha" and budget == 0:
-        raise ValueError("nonblocking: over='matcha' with a budget of 0 never mixes; use a number over 0 and up to 1")
-    rule(stop, at_least, [])
-    over = over if over in ("allreduce", "server", "matcha") else named(over)
+        raise ValueError("over='matcha' with a budget of 0 never mixes; use a number over 0 and up to 1")
+    ending = meant(stop)
+    whom = over if isinstance(over, str) and over in ("allreduce", "server", "matcha") else named(over)
 
     async def body(me: Replica) -> None:
         P, x, gossip = me.size, me.x, Gossip(codec)
-        if isinstance(stop, int) and stop > P:
-            raise ValueError(f"nonblocking: the bell waits for {stop} workers, but there are {P}; use stop=1 to {P}")
-        mem = me.recall(n=USUAL_PIECES if micro == "auto" else micro, did=[], whole=[], times=[], used=[0] * P)
-        graph = None if over in ("allreduce", "server") else schedule(over, me, budget)
+        if isinstance(ending, int) and ending > P:
+            raise ValueError(f"nonblocking: the bell waits for {ending} workers, but there are {P}; use stop=1 to {P}")
+        mem = me.recall(n=cutting.USUAL_PIECES if micro == "auto" else micro, did=[], whole=[], times=[], used=[0] * P)
+        me.report(micro_batches=mem.n, samples_used=mem.used)
+        graph = None if whom in ("allreduce", "server") else schedule(whom, me, budget)
         news = Underway(me, topology.everyone(P)(0), None)  # along a graph, the tally of a round comes a round later
         await news.resume()
         first = me.t  # its times are those of warming up
 
         def count(samples: Sequence[int]) -> None:
             mem.used = [a + b for a, b in zip(mem.used, samples, strict=True)]
+            me.report(samples_used=mem.used)
 
         def learn(tally: Tally) -> None:
-            if stop == "auto" and me.t > first:
+            if ending == "auto" and me.t > first:
                 mem.times = [*mem.times, *tally.whole_s][-8 * max(P, 8) :]
 
         def adapt(done: Done | None) -> None:
             if micro == "auto" and done is not None and done.of:
                 mem.did, mem.whole = [*mem.did, done.pieces], [*mem.whole, done.of]
-                if len(mem.did) == ROUNDS_TO_ADAPT:
-                    mem.n = adapted_micro(mem.n, list(zip(mem.did, mem.whole, strict=True)))
+                if len(mem.did) == cutting.ROUNDS_TO_ADAPT:
+                    mem.n = cutting.adapted_micro(mem.n, list(zip(mem.did, mem.whole, strict=True)))
+                    me.report(micro_batches=mem.n)
                     mem.did, mem.whole = [], []
 
         async def hear() -> None:
@@ -125,15 +154,15 @@ def nonblocking(
 
         async for r in me.steps():
             n = mem.n
-            done = await Batch(r, n, rule(stop, min(at_least, n), mem.times))
+            done = await Batch(r, n, rule(ending, min(at_least, n), mem.times))
             own = Tally.of(me, done)
             adapt(done)
             if graph is None:
                 acc, weight = _share(done, weighting, me)
-                A, W, tally = await _sum(me, acc, weight, own, codec, over == "server")
-                if over == "allreduce" or me.rank == 0:
+                A, W, tally = await _sum(me, acc, weight, own, codec, whom == "server")
+                if whom == "allreduce" or me.rank == 0:
                     me.step(A / W if W else None, tally.share if scale_lr else 1.0)
-                tally = await _served(me, tally) if over == "server" else tally
+                tally = await _served(me, tally) if whom == "server" else tally
                 count(tally.samples)
                 learn(tally)
             else:
@@ -146,36 +175,36 @@ def nonblocking(
                 await news.begin(own.line())
         await hear()
 
-    return Strategy(
-        PAPER,
-        nonblocking,
-        {
-            "micro": micro,
-            "over": over,
-            "stop": stop,
-            "weighting": weighting,
-            "at_least": at_least,
-            "scale_lr": scale_lr,
-            "budget": budget,
-            "codec": codec,
-        },
-        body,
-    )
+    return body
 
 
-def rule(stop: str | int | float, at_least: int, times_s: list[float]) -> Stop:
-    """The stop rule from its short form."""
-    if stop == "first":
+Ending = int | float | Literal["first", "auto"]  # so many workers, so many seconds
+
+
+def meant(stop: str | int | float) -> Ending:
+    """What ``stop`` says, in numbers."""
+    sentence = f"nobody can stop at {stop!r}; use 'first', 'auto', a number of workers, '3 workers', or a time, '250ms'"
+    if isinstance(stop, str):
+        if stop == "first":
+            return "first"
+        if stop == "auto":
+            return "auto"
+        try:
+            stop = units.parse_number_of(stop, "worker") if "worker" in stop else units.parse_seconds(stop)
+        except ValueError:
+            raise ValueError(sentence) from None
+    if isinstance(stop, bool) or not stop > 0:
+        raise ValueError(sentence)
+    return stop
+
+
+def rule(ending: Ending, at_least: int, times_s: list[float]) -> Stop:
+    """The rule of a round; ``times_s`` are those that whole batches took."""
+    if ending == "first":
         return Stop(1, None, at_least)
-    if stop == "auto":
-        return Stop(None, learned_deadline_s(times_s), at_least)
-    if isinstance(stop, int) and not isinstance(stop, bool) and stop >= 1:
-        return Stop(stop, None, at_least)
-    if isinstance(stop, float) and stop > 0:
-        return Stop(None, stop, at_least)
-    raise ValueError(
-        f"nonblocking: nobody can stop at {stop!r}; use 'first', 'auto', a number of workers, or seconds as a float"
-    )
+    if ending == "auto":
+        return Stop(None, cutting.learned_deadline_s(times_s), at_least)
+    return Stop(ending, None, at_least) if isinstance(ending, int) else Stop(None, ending, at_least)
 
 
 def schedule(over: str | tuple[Edge, ...], me: Replica, budget: float) -> Callable[[int], Mixing | None]:

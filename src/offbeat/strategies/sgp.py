@@ -1,37 +1,16 @@
-"""**SGP: stochastic gradient push.** Gossip in one direction: each step every worker pushes a share of itself to a
-peer, keeps the rest, and waits for no answer from the one it sent to.
-
-Beside the weights x_i each worker carries a number ω_i that is pushed the same way. Where somebody receives more than
-it gave away, both grow alike, and z_i = x_i / ω_i is right again: gradients are taken at z. The default graph is SGP's
-directed exponential one, a single peer a step: +1, −1, +2, −2, +4, … in turn, so that news reach P workers in about
-2·log₂ P steps while each sends one message a step.
-
-*When it helps*: many workers, a network where one message a step is affordable and an all-reduce is not.
-*When it hurts*: a slow worker holds up those it sends to; the replicas differ a little at all times.
-*Suggested settings*: the default graph. On every graph a worker splits itself evenly among itself and its receivers.
-*Departures*: none; the overlapped variant (OSGP) is not part of it. A codec carries the weights in difference form,
-which conserves Σx and Σω exactly; its rounding bounds how closely the replicas can agree.
-"""
+"""SGP, stochastic gradient push, after Assran et al. (2019)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
 
-from offbeat import topology
-from offbeat.method.effects import Grad
-from offbeat.method.paper import Axes, Paper
-from offbeat.method.replica import Replica
-from offbeat.method.strategy import Strategy
+from offbeat.method import Axes, Body, Codec, Edge, Grad, Mixing, Paper, Replica, method, pack, scalar, topology
 from offbeat.strategies.averaging import Gossip, named
-from offbeat.tensors.codec import Codec
-from offbeat.tensors.vector import pack, scalar
-from offbeat.topology import Edge, Mixing
 
 PAPER = Paper(
     name="sgp",
     full_name="SGP (stochastic gradient push)",
-    summary="push a share of the weights to one peer a step along a directed graph, and correct for the imbalance",
     title="Stochastic Gradient Push for Distributed Deep Learning",
     authors="Assran, Mahmoud and Loizou, Nicolas and Ballas, Nicolas and Rabbat, Michael",
     year=2019,
@@ -40,8 +19,6 @@ PAPER = Paper(
     axes=Axes(
         what="numerator and weight", when="every step", whom="one peer, exponential distances", wait="those who send"
     ),
-    helps="many workers: one message a step each, and news reach all in a logarithmic number of steps",
-    hurts="a slow worker holds up those it sends to; replicas are never quite equal",
     laws=(
         "Σx and Σω are conserved by mixing, whatever the codec loses",
         "everyone with everyone equals allreduce",
@@ -50,8 +27,24 @@ PAPER = Paper(
 )
 
 
-def sgp(graph: str | Iterable[Edge] = "one_peer_exponential", codec: Codec | None = None) -> Strategy:
-    """Push the weights along ``graph`` (a name, or a list of edges between ranks), every step.
+@method(PAPER)
+def sgp(graph: str | Iterable[Edge] = "one_peer_exponential", codec: Codec | None = None) -> Body:
+    """Push a share of the weights to one peer a step along a directed graph, and correct for the imbalance.
+
+    Gossip in one direction: each step every worker pushes a share of itself to a peer, keeps the rest, and waits for no
+    answer from the one it sent to. Beside the weights x_i each worker carries a number ω_i that is pushed the same way.
+    Where somebody receives more than it gave away, both grow alike, and z_i = x_i / ω_i is right again: gradients are
+    taken at z. The default graph is SGP's directed exponential one, a single peer a step: +1, −1, +2, −2, +4, … in
+    turn, so that news reach P workers in about 2·log₂ P steps while each sends one message a step.
+
+    ``graph``: a name, or a list of edges between ranks.
+
+    *When it helps*: many workers, a network where one message a step is affordable and an all-reduce is not.
+    *When it hurts*: a slow worker holds up those it sends to; the replicas differ a little at all times.
+    *Suggested settings*: the default graph. On every graph a worker splits itself evenly among itself and its
+    receivers.
+    *Departures*: none; the overlapped variant (OSGP) is not part of it. A codec carries the weights in difference form,
+    which conserves Σx and Σω exactly; its rounding bounds how closely the replicas can agree.
 
     Example: ``ob.sgp()``
     """
@@ -69,7 +62,7 @@ def sgp(graph: str | Iterable[Edge] = "one_peer_exponential", codec: Codec | Non
             gossip.apply(numerator_and_weight, await gossip.ask(numerator_and_weight, pushed(A(k))))
             x.copy_(x / omega)
 
-    return Strategy(PAPER, sgp, {"graph": graph, "codec": codec}, body)
+    return body
 
 
 @lru_cache(maxsize=256)

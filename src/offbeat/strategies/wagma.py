@@ -1,40 +1,34 @@
-"""**WAGMA-SGD.** Weights are averaged within small rotating groups, without waiting; all of them every τ steps.
-
-After each local step the worker's weights go to its tray. The first worker of all to arrive starts the round in every
-group; a worker that is still computing is answered for by the weights it deposited last. Who was in time takes the
-group's mean; who was late blends it with its own newer weights: (S · mean + W') / (S + 1). Groups of about √P rotate so
-that what one worker knows reaches all in ⌈log_S P⌉ rounds.
-
-*When it helps*: stragglers that change from step to step, at a scale where one all-reduce a step is too much.
-*When it hurts*: very small τ (everybody waits again) or very large τ (replicas drift).
-*Suggested settings*: the defaults; ``wait=0.5, sync="bounded", staleness=20`` at scale, with ``group=8`` or so;
-``merge="correct"`` with few workers, or with momentum.
-*Departures*: groups for every number of workers; global rounds (``catch_up="current"``; the paper's ``"every_step"``)
-and the bound instead of the barrier are ours, and so is ``merge="correct"``, which preserves the mean.
-"""
+"""WAGMA-SGD, wait-avoiding group model averaging, after Li et al. (2020)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Literal
 
-from offbeat import topology
-from offbeat.method.effects import Channel, Got, Open
-from offbeat.method.paper import Axes, Paper
-from offbeat.method.replica import Replica
-from offbeat.method.strategy import Strategy, one_of, whole
-from offbeat.rounds import waiting
-from offbeat.rounds.rules import Absent, CatchUp
-from offbeat.rounds.waiting import Wait
-from offbeat.strategies.common import Sync, own_gradient, rules
-from offbeat.tensors.codec import Codec
-from offbeat.tensors.vector import Vec
-from offbeat.topology.hierarchy import Nodes
+from offbeat.method import (
+    Absent,
+    Axes,
+    Body,
+    CatchUp,
+    Channel,
+    Codec,
+    Got,
+    Nodes,
+    Open,
+    Paper,
+    Replica,
+    Vec,
+    Wait,
+    method,
+    one_of,
+    topology,
+    whole,
+)
+from offbeat.strategies.common import Sync, optional, own_gradient, rules
 
 PAPER = Paper(
     name="wagma",
     full_name="WAGMA-SGD (wait-avoiding group model averaging)",
-    summary="average weights in rotating groups without waiting, all of them every τ steps",
     title="Breaking (Global) Barriers in Parallel Stochastic Optimization with Wait-Avoiding Group Averaging",
     authors="Li, Shigang and Ben-Nun, Tal and Nadiradze, Giorgi and Di Girolamo, Salvatore and Dryden, Nikoli and "
     "Alistarh, Dan and Hoefler, Torsten",
@@ -48,18 +42,16 @@ PAPER = Paper(
         wait="first",
         merge="mean, or (S·mean + own)/(S + 1) if late",
     ),
-    helps="stragglers that change from step to step, at scale",
-    hurts="with merge='paper' the mean is not preserved when someone is late; a large τ lets replicas drift",
     laws=(
         "group = P, nobody late, plain SGD: equals allreduce",
         "group = 1: local SGD with period τ",
         "nobody late: exact consensus after ⌈log_S P⌉ gradient-free rounds",
     ),
-    departures="groups for every P; global rounds, the staleness bound and merge='correct' are ours",
     confidence="S = √P and τ = 10 from the released code; the S + 1 rule from memory, supported by it",
 )
 
 
+@method(PAPER)
 def wagma(
     group: int | None = None,
     tau: int | None = 10,
@@ -71,23 +63,48 @@ def wagma(
     late: int = 0,
     per_node: int = 1,
     codec: Codec | None = None,
-) -> Strategy:
-    """Group averages of weights. Round v is a full one iff (v + 1) mod ``tau`` = 0 (``None``: never).
+) -> Body:
+    """Average weights in rotating groups without waiting, all of them every τ steps.
 
-    ``group``: the size S of the groups (default: about √P). ``merge="correct"``: the tray follows the rounds while its
-    worker computes, and the worker adds its step to it, so the mean of all weights is preserved whoever is late.
+    After each local step the worker's weights go to its tray. The first worker of all to arrive starts the round in
+    every group; a worker that is still computing is answered for by the weights it deposited last. Who was in time
+    takes the group's mean; who was late blends it with its own newer weights: (S · mean + W') / (S + 1). Groups of
+    about √P rotate so that what one worker knows reaches all in ⌈log_S P⌉ rounds. Round v is a full one iff (v + 1) mod
+    ``tau`` = 0 (``None``: never).
+
+    ``group``: the size S of the groups (default: about √P). ``wait``: who starts a round; ``"first"``, ``"majority"``,
+    ``"3 workers"`` or ``"50%"``, as in ``eager``. ``merge="correct"``: the tray follows the rounds while its worker
+    computes, and the worker adds its step to it, so the mean of all weights is preserved whoever is late.
     ``sync="bounded"`` replaces the full rounds by a bound: nothing older than ``staleness`` rounds is ever averaged in
     (default: ``tau``). ``late=1`` hides a round behind the next step's computation, and implies ``merge="correct"``.
     ``per_node=8``: eight consecutive ranks average their gradients in step, over the fast links inside a machine, and
     are one of the P workers to the groups; the ``codec`` is for what travels between nodes.
+
+    *When it helps*: stragglers that change from step to step, at a scale where one all-reduce a step is too much.
+    *When it hurts*: very small τ (everybody waits again) or very large τ (replicas drift). With ``merge="paper"`` the
+    mean is not preserved when someone is late.
+    *Suggested settings*: the defaults; ``wait=0.5, sync="bounded", staleness=20`` at scale, with ``group=8`` or so;
+    ``merge="correct"`` with few workers, or with momentum.
+    *Departures*: groups for every number of workers; global rounds (``catch_up="current"``; the paper's
+    ``"every_step"``) and the bound instead of the barrier are ours, and so is ``merge="correct"``, which preserves the
+    mean.
+
+    Example: ``ob.wagma(group=8, merge="correct")``
     """
-    whole("wagma", "per_node", per_node, 1)
-    if group is not None:
-        whole("wagma", "group", group, 1)
-    one_of("wagma", "merge", merge, ("paper", "correct"))
+    whole("per_node", per_node, 1)
+    optional("group", group)
+    one_of("merge", merge, ("paper", "correct"))
     corrects = merge == "correct" or late > 0
     absent: Absent = "shared" if corrects else "last"
-    how = rules("wagma", waiting.rule(wait), absent, tau, "tau", catch_up, sync, staleness, late)
+    how = rules(
+        wait=wait,
+        absent=absent,
+        full_every=optional("tau", tau),
+        catch_up=catch_up,
+        sync=sync,
+        staleness=staleness,
+        late=late,
+    )
 
     def channel(me: Replica, apply: Callable[[list[Got]], None], holds: Callable[[], Vec | None]) -> Channel:
         P = Nodes(me.size, per_node).count
@@ -142,20 +159,4 @@ def wagma(
             adopt([got])
 
     body = correct if corrects else paper
-    return Strategy(
-        PAPER,
-        wagma,
-        {
-            "group": group,
-            "tau": tau,
-            "wait": wait,
-            "merge": merge,
-            "catch_up": catch_up,
-            "sync": sync,
-            "staleness": staleness,
-            "late": late,
-            "per_node": per_node,
-            "codec": codec,
-        },
-        body,
-    )
+    return body

@@ -13,13 +13,14 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from offbeat.basics.checks import whole
 from offbeat.live.attached import refusals as checks
 from offbeat.live.attached.optimizer import Attached
 from offbeat.live.attached.recorder import Recorder
 from offbeat.live.attached.stats import Log
 from offbeat.live.transport import ending
 from offbeat.live.transport.board import Board
-from offbeat.method.strategy import Strategy, whole
+from offbeat.method.strategy import Strategy
 
 _number = itertools.count()
 
@@ -87,7 +88,7 @@ def attach(
             f"this optimizer is attached already, with {optimizer.strategy}; attach the inner one only once"
         )
     checks.check(optimizer, model, strategy)
-    whole("attach", "accumulate", accumulate, 1)
+    whole("attach: accumulate", accumulate, 1)
     init()
     store = dist.distributed_c10d._get_default_store()
     board = Board(store, f"offbeat/{next(_number)}", dist.get_rank(), dist.get_world_size())

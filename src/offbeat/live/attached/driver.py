@@ -13,7 +13,7 @@ from typing import Any
 from offbeat.live.partial.endpoints import Endpoints
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.transport.exchanges import Sent, Transport
-from offbeat.method.effects import Batch, Begin, Effect, Finish, Grad, GradMix, Mix, Next, Turn, only_ours
+from offbeat.method.effects import Batch, Begin, Effect, Finish, Grad, GradMix, Mix, Next, Open, Turn, only_ours
 from offbeat.method.replica import Replica
 from offbeat.method.strategy import Strategy
 from offbeat.tensors.vector import Vec
@@ -27,6 +27,7 @@ class Driver:
         self._coroutine: Coroutine[Effect[Any], Any, None] | None = None
         self._seq = 0
         self._in_flight = 0
+        self._owed: Vec | None = None  # to the channel, from before a resume
         self.asks: Effect[Any] | None = None  # what it hangs at: Next, or a kind of gradient; None: ended
         self.idle = False
 
@@ -41,11 +42,15 @@ class Driver:
         if self._endpoints.is_open:
             raise OffbeatError("load_state_dict() came after the first step; load the state right after attach")
 
-    def restart(self, exchanges: int) -> None:
-        """Forget the coroutine: its memory was replaced, and it will start anew from there."""
+    def restart(self, exchanges: int, owed: Vec | None) -> None:
+        """Forget the coroutine: its memory was replaced, and it will start anew from there.
+
+        ``owed``: what its channel is to be opened with.
+        """
         if self._coroutine is not None:
             self._coroutine.close()
         self._coroutine, self.asks, self._seq, self._in_flight = None, None, exchanges, 0
+        self._owed = owed
 
     def release(self) -> None:
         """The run is over: let go of the coroutine, and with it of everything it still holds."""
@@ -89,6 +94,8 @@ class Driver:
         if isinstance(effect, Finish) and isinstance(effect.ticket, Sent):
             self._in_flight -= 1
             return self.wait(effect.ticket)
+        if isinstance(effect, Open) and self._owed is not None:
+            effect, self._owed = Open(effect.channel, self._owed), None
         return self._endpoints.perform(effect, self.me)
 
     def post(self, effect: Mix) -> Sent:

@@ -113,6 +113,7 @@ class Attached(torch.optim.Optimizer):
         self._endpoints = Endpoints(board, self._transport, patience_s, self._average_is_asked, self._equalise, events)
         self._driver = Driver(strategy, self.me, self._transport, self._endpoints)
         self._stream = Stream(self._flat, self._ring, self._rung, recorder.part if recorder is not None else None)
+        self._left = state.Left()
         self._averages = 0
         self._in_step = self._closed = False
         self._gradients = Gradients(self._flat, self._driver, self._transport, accumulate, self._begin)
@@ -160,13 +161,11 @@ class Attached(torch.optim.Optimizer):
         """
         if not self._closed:
             self._remember()
-        own = state.saved(self.strategy, self.me, self._driver.resume_from, self._endpoints.rounds)
-        return {**self.inner.state_dict(), "offbeat": own}
+        return {**self.inner.state_dict(), "offbeat": state.saved(self.strategy, self.me, self._left)}
 
     def _remember(self) -> None:
-        if self._endpoints.is_open:
-            self.me.memory.owed = self._endpoints.owed()
-        self.me.memory.waiting = self._stream.waiting
+        owed = self._endpoints.owed() if self._endpoints.is_open else self._left.owed
+        self._left = state.Left(self._driver.resume_from, self._endpoints.rounds, owed, self._stream.waiting)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up a run where ``state_dict`` left it.
@@ -179,11 +178,11 @@ class Attached(torch.optim.Optimizer):
             self._recorder.cannot("it was taken up from a state, which the record does not hold")
         if own is not None:  # first, as it may refuse: then nothing is loaded
             self._driver.refuse_if_begun()
-            exchanges, rounds = state.restore(own, self.strategy, self.me)
-            self._driver.restart(exchanges)
-            self._endpoints.resume(rounds)
+            self._left = state.restore(own, self.strategy, self.me)
+            self._driver.restart(self._left.exchanges, self._left.owed)
+            self._endpoints.resume(self._left.rounds)
             self._reset_step()
-            self._warn_waited(int(getattr(self.me.memory, "waiting", 0)))
+            self._warn_waited(self._left.waiting)
         self.inner.load_state_dict(rest)
 
     # What Offbeat adds.
@@ -269,7 +268,7 @@ class Attached(torch.optim.Optimizer):
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """A loader's batches for ``micro_batches``; new data is fetched only when the leftovers do not make a round."""
-        return batches(self._stream, lambda: int(getattr(self.me.memory, "n", 1)), loader)
+        return batches(self._stream, lambda: self.me.reported.micro_batches, loader)
 
     @property
     def samples_used(self) -> list[int]:
@@ -278,7 +277,7 @@ class Attached(torch.optim.Optimizer):
         A worker uses its samples in order, so a resumed one goes on behind its first ``samples_used[rank]``. Along a
         graph, the counts of the others are those of the round before.
         """
-        return [round(count) for count in getattr(self.me.memory, "used", [])]
+        return list(self.me.reported.samples_used)
 
     @_over_when_a_peer_fails
     def average(self) -> None:

@@ -1,29 +1,49 @@
-"""A strategy's memory as plain data, for checkpoints that ``torch.load(weights_only=True)`` accepts."""
+"""A run as plain data, for checkpoints that ``torch.load(weights_only=True)`` accepts.
+
+Three things are kept apart: what the strategy remembers, what it has reported, and what the runtime has left over.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
+from offbeat.method.facts import Reported
 from offbeat.method.replica import Replica
 from offbeat.method.strategy import Strategy
 from offbeat.tensors.vector import Vec
 
 
-def saved(strategy: Strategy, me: Replica, exchanges: int, rounds: int) -> dict[str, Any]:
-    """Everything a strategy needs to go on from here: also how many exchanges and partial rounds there have been."""
+@dataclass(frozen=True)
+class Left:
+    """What the runtime needs to go on: how many exchanges and partial rounds there have been, the gradients that this
+    worker owes its channel, and how many samples wait to be cut."""
+
+    exchanges: int = 0
+    rounds: int = 0
+    owed: Vec | None = None
+    waiting: int = 0
+
+
+def saved(strategy: Strategy, me: Replica, left: Left) -> dict[str, Any]:
+    """Everything that is needed to go on from here."""
     return {
         "strategy": str(strategy),
         "step": me.t,
-        "exchanges": exchanges,
-        "rounds": rounds,
+        "exchanges": left.exchanges,
+        "rounds": left.rounds,
+        "owed": _plain(left.owed),
+        "waiting": left.waiting,
         "rank": me.rank,
         "size": me.size,
         "memory": {name: _plain(value) for name, value in vars(me.memory).items()},
+        "reported": {**dataclasses.asdict(me.reported), "samples_used": [*me.reported.samples_used]},
     }
 
 
-def restore(own: dict[str, Any], strategy: Strategy, me: Replica) -> tuple[int, int]:
-    """Put a saved memory back; refuse one of another strategy. Answers the numbers of the next exchange and round."""
+def restore(own: dict[str, Any], strategy: Strategy, me: Replica) -> Left:
+    """Put back what the strategy had; refuse what another one had. Answers what was left over."""
     if own["strategy"] != str(strategy):
         raise ValueError(
             f"the state belongs to {own['strategy']}, but {strategy} is attached; attach the same strategy"
@@ -32,7 +52,9 @@ def restore(own: dict[str, Any], strategy: Strategy, me: Replica) -> tuple[int, 
     vars(me.memory).clear()
     for name, value in own["memory"].items():
         setattr(me.memory, name, _live(value, me))
-    return int(own["exchanges"]), int(own.get("rounds", 0))  # older states did not know their rounds
+    me.reported = Reported(**{**own["reported"], "samples_used": tuple(own["reported"]["samples_used"])})
+    rounds = own.get("rounds", 0)  # older states did not know their rounds
+    return Left(own["exchanges"], rounds, _live(own["owed"], me), own["waiting"])
 
 
 def _plain(value: Any) -> Any:

@@ -99,8 +99,7 @@ class Stats:
         log.add_scalar("offbeat/wait_s", wait_s, step)
         log.add_scalar("offbeat/sent_bytes", sent - self._sent_bytes, step)
         self._sent_bytes = sent
-        period = getattr(optimizer.me.memory, "p", None)
-        if isinstance(period, int):
+        if (period := optimizer.me.reported.period) is not None:
             log.add_scalar("offbeat/period", period, step)
         rounds = optimizer.trace.rounds
         if rounds and (stale := rounds[-1].staleness.get(optimizer.me.rank)) is not None:

@@ -10,9 +10,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from offbeat.method.facts import Facts
 from offbeat.runs.trace import Trace
 
 NAME = "ddp"
+FACTS = Facts(meets="everyone", waits_where_it_begins=True)
 
 
 class Ddp:

@@ -20,6 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from offbeat import delays as delays_
+from offbeat.basics import checks
 from offbeat.delays import Seconds
 from offbeat.live.job import worker
 from offbeat.live.job.steplog import Status
@@ -57,8 +58,7 @@ def launch(
 
     What the workers write to stderr is dropped unless one of them fails without a word of its own.
     """
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise ValueError(f"{workers!r} workers cannot train; use 1 or more")
+    checks.workers(workers)
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise ValueError(f"steps={steps!r} cannot end a run; use a whole number, 0 or more")
     for what, spec in (("delays", delays), ("compute_s", compute_s)):

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from offbeat.method.facts import Facts
 from offbeat.runs.trace import Doing, Point, Round, Trace, merged
 
 SNAPSHOTS = 24
@@ -133,14 +134,14 @@ class StepLog:
         return [((k + 1) * self._every - 1, value) for k, value in enumerate(apart.tolist())]
 
 
-def assemble(records: Sequence[StepRecord], everyone_meets: bool, splits: bool) -> Trace:
+def assemble(records: Sequence[StepRecord], facts: Facts) -> Trace:
     """The trace of a run from all workers' records.
 
-    ``everyone_meets``: the method keeps no rounds of its own, and each of its exchanges is among all. ``splits``: a
+    Where everyone meets, a step in which something was sent is a round of all; where it is also waited for there, a
     worker's waiting ends when the last one has come, and what follows is communication.
     """
     trace, together_s = Trace(), dict[tuple[int, int], float]()
-    if everyone_meets:
+    if facts.meets == "everyone":
         for steps in _meetings(records):
             met = [records[rank].entries[step] for rank, step in enumerate(steps)]
             last_s = max(entry.computed_s for entry in met)
@@ -148,7 +149,7 @@ def assemble(records: Sequence[StepRecord], everyone_meets: bool, splits: bool) 
             waited = {rank: entry.end_s - entry.computed_s for rank, entry in enumerate(met)}
             everyone, end_s = tuple(range(len(records))), max(entry.end_s for entry in met)
             trace.rounds.append(Round(len(trace.rounds), last, everyone, dict.fromkeys(everyone, 0), waited, end_s))
-            if splits:
+            if facts.waits_where_it_begins:
                 together_s.update(dict.fromkeys(enumerate(steps), last_s))
     else:
         trace.rounds = merged([record.rounds for record in records])

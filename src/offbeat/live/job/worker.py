@@ -26,8 +26,10 @@ from offbeat.delays import Seconds
 from offbeat.live.attached.attach import attach
 from offbeat.live.attached.optimizer import Attached
 from offbeat.live.attached.recorder import Recorder
+from offbeat.live.job import ddp
 from offbeat.live.job.ddp import Ddp
 from offbeat.live.job.steplog import Status, StepLog, StepRecord, assemble
+from offbeat.method.facts import Facts
 from offbeat.method.strategy import Strategy
 from offbeat.runs.order import Order, Told
 from offbeat.runs.result import LiveRun
@@ -124,7 +126,7 @@ def _train(job: Job, tell: Tell | None, number: int = 0) -> LiveRun | None:
     if rank != 0:
         return None
     records = [s.records for s in shares]
-    trace = assemble(records, *_meets(job.strategy))
+    trace = assemble(records, facts_of(job.strategy))
     return LiveRun(
         strategy=str(job.strategy),
         workers=workers,
@@ -177,7 +179,7 @@ def _steps(
     compute_s = delays_.bind(job.compute_s, seed=job.seed, workers=workers, what="compute_s")
     device = next(p.device for p in model.parameters() if p.requires_grad)
     forward = optimizer.model if isinstance(optimizer, Ddp) else model
-    cuts = isinstance(job.strategy, Strategy) and job.strategy.name == "nonblocking"
+    cuts = facts_of(job.strategy).cuts_batches
     cuda = draw.cuda_of(model.parameters())
 
     def loaded(step: int) -> list[Tensor]:
@@ -214,7 +216,7 @@ def _steps(
         log.computing()
         losses, samples = [], 0
         pieces = optimizer.micro_batches(batch)
-        share = 1.0 / int(getattr(optimizer.me.memory, "n", 1))
+        share = 1.0 / optimizer.me.reported.micro_batches
         for piece in pieces:
             time.sleep((delay_s(step, rank) + compute_s(step, rank)) * share)
             loss = value(piece, *place.next(len(piece[-1])))
@@ -243,17 +245,12 @@ def _steps(
         optimizer.step()
         if scheduler is not None:
             scheduler.step()
-        period = 0 if isinstance(optimizer, Ddp) else int(getattr(optimizer.me.memory, "p", 0))
+        period = 0 if isinstance(optimizer, Ddp) else optimizer.me.reported.period or 0
         log.over(loss, samples, optimizer.wait_s, optimizer.wire_bytes, period)
 
 
-def _meets(strategy: Strategy | Literal["ddp"]) -> tuple[bool, bool]:
-    """Whether each exchange is among all and goes unrecorded, and whether it is waited for where it is begun."""
-    if not isinstance(strategy, Strategy):
-        return True, True
-    axes = strategy.paper.axes
-    everyone = axes.whom.startswith("everyone") and axes.wait in ("everyone", "one micro-batch")
-    return everyone, everyone and axes.late == "at once"
+def facts_of(strategy: Strategy | Literal["ddp"]) -> Facts:
+    return strategy.facts if isinstance(strategy, Strategy) else ddp.FACTS
 
 
 def entry(payload: bytes, folder: str) -> None:
