@@ -46,7 +46,7 @@ def _rounds_job(rank: int, n: int, repeats: int) -> tuple[list[float], list[floa
     x = torch.ones(n)
     model(x).backward()
     optimizer.step()
-    clerk, g = optimizer._endpoints.clerk, Vec([torch.ones(n)])
+    clerk, g = optimizer._run.endpoints.clerk, Vec([torch.ones(n)])
     plain, ours = [], []
     tensor = torch.ones(n)
     for k in range(repeats):

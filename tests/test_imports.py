@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import types
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,6 +107,22 @@ def test_in_the_live_world_nothing_imports_upwards(file: str) -> None:
 @pytest.mark.parametrize("file", sorted(file for file in FILES if layer(file) in PURE))
 def test_pure_rooms_know_no_clock_and_no_network(file: str) -> None:
     assert not {name.split(".")[0] for name in imported(file)} & {"time", "socket", "subprocess", "simpy"}
+
+
+# Files of one name that are the same thing in two rooms: its rule and its drivers, or the two worlds' ways of doing it.
+THE_SAME_THING = {"__init__.py", "bell.py", "exchanges.py", "leaders.py", "shared.py", "report.py"}
+
+
+def test_no_two_files_or_classes_of_one_name_mean_different_things() -> None:
+    names = Counter(Path(file).name for file in FILES)
+    assert {name for name, count in names.items() if count > 1} <= THE_SAME_THING
+    classes = Counter(
+        node.name
+        for tree in FILES.values()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name[0] != "_"
+    )
+    assert [name for name, count in classes.items() if count > 1] == []
 
 
 def test_only_the_command_line_and_the_start_of_a_live_run_read_the_environment() -> None:

@@ -45,7 +45,7 @@ class Got:
     contributors: Mapping[int, int]  # rank → how many rounds old its work is; who is not here gave nothing
 
 
-class Share(NamedTuple):
+class Freshness(NamedTuple):
     """What is said of one seat's part in a round: how old its oldest work is, and whether its newest was in time."""
 
     age: int
@@ -58,7 +58,7 @@ class Given:
 
     value: Vec | None
     deposits: int  # of this worker that are in it, or were made before
-    share: Share | None  # None: it gives nothing
+    share: Freshness | None  # None: it gives nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,11 +246,11 @@ class Seat:
         in_time = bool(deposits) and not flush and self.place.made_for(version, deposits[-1].base)
         shot = self.tray.snapshot(version, in_time, scale)
         age = shot.staleness(version)
-        share = None if age is None else Share(age, shot.fresh(version, self.rules.catch_up))
+        share = None if age is None else Freshness(age, shot.fresh(version, self.rules.catch_up))
         return Given(shot.value, shot.deposits, share)
 
     def deliver(
-        self, version: int, value: Vec, given: Given, shares: Mapping[int, Share], members: int, flush: bool = False
+        self, version: int, value: Vec, given: Given, shares: Mapping[int, Freshness], members: int, flush: bool = False
     ) -> bool:
         """The mean of a round is here. ``shares``: who gave something, among so many ``members``.
 

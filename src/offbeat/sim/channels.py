@@ -19,7 +19,7 @@ import simpy
 from offbeat.method.effects import Channel
 from offbeat.method.replica import Replica
 from offbeat.rounds.referee import Notice, Referee
-from offbeat.rounds.seat import Event, Given, Got, Seat, Share
+from offbeat.rounds.seat import Event, Freshness, Given, Got, Seat
 from offbeat.runs.trace import Round, Trace
 from offbeat.sim.network import Network, all_gather_bytes, all_reduce_bytes
 from offbeat.tensors.codec import sent_to
@@ -62,7 +62,7 @@ class SimulatedChannel:
         self._logs = logs
         last = nodes.leader(size - 1)
         self._news_s = math.ceil(math.log2(size)) * network.latency(0, last) if size > 1 else 0.0
-        self._notes: dict[int, list[tuple[dict[int, Share], dict[int, float]]]] = {}
+        self._notes: dict[int, list[tuple[dict[int, Freshness], dict[int, float]]]] = {}
         self._known: list[tuple[int, tuple[int, ...], int]] = []  # (round, block, started by) not under way yet
         self._flushing = False  # the last round is under way, or over
 
@@ -182,7 +182,7 @@ class SimulatedChannel:
             wake, chair.wake = chair.wake, None
             wake()
 
-    def _record(self, version: int, given: dict[int, Given], shares: dict[int, Share], started_by: int) -> None:
+    def _record(self, version: int, given: dict[int, Given], shares: dict[int, Freshness], started_by: int) -> None:
         """One record a round, written when the last of its blocks is through (which is in the order of the rounds)."""
         now = self._env.now
         waited = {r: now - self.chairs[r].waits_since.pop(version, now) for r in given}

@@ -15,9 +15,11 @@ from torch.distributed.rendezvous import rendezvous
 
 from offbeat.basics.checks import whole
 from offbeat.live.attached import refusals as checks
+from offbeat.live.attached.arguments import Arguments
 from offbeat.live.attached.optimizer import Attached
 from offbeat.live.attached.recorder import Recorder
 from offbeat.live.attached.stats import Log
+from offbeat.live.attached.training import Training
 from offbeat.live.transport import ending
 from offbeat.live.transport.board import Board
 from offbeat.method.strategy import Strategy
@@ -92,19 +94,8 @@ def attach(
     init()
     store = dist.distributed_c10d._get_default_store()
     board = Board(store, f"offbeat/{next(_number)}", dist.get_rank(), dist.get_world_size())
-    attached = Attached(
-        optimizer,
-        model,
-        strategy,
-        board,
-        max_norm=max_norm,
-        accumulate=accumulate,
-        seed=seed,
-        steps=steps,
-        patience_s=patience_s,
-        log=log,
-        recorder=record if record is None or isinstance(record, Recorder) else Recorder(record),
-        closed=_World.let_go,
-    )
+    recorder = record if record is None or isinstance(record, Recorder) else Recorder(record)
+    given = Arguments(max_norm, accumulate, steps, seed, patience_s, log, recorder)
+    run = Training(optimizer, model, strategy, board, given, _World.let_go)
     _World.users += 1
-    return attached
+    return Attached(optimizer, strategy, run)

@@ -9,7 +9,7 @@ have data, to notice workers in different steps, and to leave alone what nobody 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.live.attached.flat import Flat
+from offbeat.live.attached.gradient import FlatGradient
 from offbeat.live.transport.errors import OffbeatError
-from offbeat.tensors.vector import Vec, wide
+from offbeat.tensors.vector import wide
 
 FIRST_BUCKET_BYTES = 2**20
 BUCKET_BYTES = 25 * 2**20
@@ -39,15 +40,10 @@ class Buckets:
     """Flat gradients of one model and the exchange of them, one backward at a time."""
 
     def __init__(self, flat: Flat) -> None:
-        self._flat, layout = flat, flat.layout
-        self._tail_length = 2 + len(layout.slots)
-        self._storage = [
-            torch.zeros(n + (self._tail_length if k == 0 else 0), dtype=d, device=v)
-            for k, (n, (d, v)) in enumerate(zip(layout.lengths, layout.kinds, strict=True))
-        ]
-        self.parts = [s[self._tail_length :] if k == 0 else s for k, s in enumerate(self._storage)]
-        self.g = Vec(self.parts)
-        self.views = layout.views(self.parts)
+        self._flat = flat
+        self._tail_length = 2 + len(flat.layout.slots)
+        self.g = FlatGradient(flat, room=self._tail_length)
+        self._storage = self.g.whole
         self._buckets = self._cut()
         self._home = {slot: b for b, bucket in enumerate(self._buckets) for slot in bucket.slots}
         self._ready: set[int] = set()
@@ -80,21 +76,6 @@ class Buckets:
         self._started = 0
         self._under_way = []
 
-    def holds(self, slot: int) -> bool:
-        """Whether the gradient of parameter ``slot`` lies in flat memory."""
-        grad = self._flat.params[slot].grad
-        return grad is not None and grad.layout == torch.strided and grad.data_ptr() == self.views[slot].data_ptr()
-
-    def collect(self, slot: int) -> None:
-        """Parameter ``slot`` has its gradient: put it into flat memory if it is not there yet."""
-        p, view = self._flat.params[slot], self.views[slot]
-        assert p.grad is not None
-        if p.grad.layout != torch.strided:
-            raise OffbeatError(f"the gradient of {self._flat.names[slot]} is sparse; make its layer's gradients dense")
-        if not self.holds(slot):
-            view.copy_(p.grad)
-            p.grad = view
-
     def arrived(self, slot: int, start: Start) -> None:
         """Mark ``slot`` and start every bucket that is complete and whose turn it is."""
         if slot in self._ready:
@@ -107,11 +88,11 @@ class Buckets:
 
     def finish(self, start: Start, t: int, active: bool) -> list[dist.Work]:
         """Backward is over: start what is left. Gradients that did not come count as zeros."""
-        for slot, view in enumerate(self.views):
+        for slot, view in enumerate(self.g.views):
             if slot in self._ready:
                 continue
             if active and self._flat.params[slot].grad is not None:  # from an earlier backward of this step
-                self.collect(slot)
+                self.g.collect(slot)
                 self._ready.add(slot)
             else:
                 view.zero_()
@@ -151,14 +132,5 @@ class Buckets:
             home = self._storage[bucket.part][bucket.lo + shift : bucket.hi + shift]
             torch.div(travelled[travelled.numel() - home.numel() :], count, out=home)
         self._under_way = []
-        self.present(head[2:])
+        self.g.present(head[2:])
         return count, round(step)
-
-    def present(self, counts: Sequence[float]) -> None:
-        """``p.grad`` is the average where any worker had a gradient, and None where nobody had."""
-        self.g.used = tuple(count > 0 for count in counts)
-        for p, view, count in zip(self._flat.params, self.views, counts, strict=True):
-            if count == 0:
-                p.grad = None
-            elif p.grad is None or p.grad.data_ptr() != view.data_ptr():
-                p.grad = view

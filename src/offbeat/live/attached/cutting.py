@@ -23,7 +23,8 @@ from torch import Tensor
 
 from offbeat.live.attached.columns import columns, row, rows_of
 from offbeat.live.attached.flat import Flat
-from offbeat.live.attached.own import OwnGradient
+from offbeat.live.attached.gradient import OwnGradient
+from offbeat.live.partial.endpoints import Endpoints
 from offbeat.method.effects import Batch, Done
 from offbeat.rounds.micro import Supply
 from offbeat.runs.order import Part, Piece
@@ -47,11 +48,10 @@ class Stream:
     def __init__(
         self,
         flat: Flat,
-        ring: Callable[[int, int], None],
-        rung: Callable[[], int],
+        endpoints: Endpoints,
         note: Callable[[Part], None] | None = None,
     ) -> None:
-        self._flat, self._ring, self._rung, self._note = flat, ring, rung, note
+        self._flat, self._endpoints, self._note = flat, endpoints, note
         self._batches: list[Any] = []
         self._supply = Supply()
         self._sums: Vec | None = None
@@ -112,8 +112,8 @@ class Stream:
         while not self._over:
             through = self._supply.is_through(self.pieces, self._at_most)
             if through and self.pieces and asks.stop.workers is not None:
-                self._ring(asks.r, asks.stop.workers)
-            rung = asks.stop.workers is not None and self._rung() >= asks.r
+                self._endpoints.ring(asks.r, asks.stop.workers)
+            rung = asks.stop.workers is not None and self._endpoints.rung >= asks.r
             if through or asks.stop.is_over(self.pieces, self._at_most, rung, self._elapsed_s):
                 self._close()
                 return
@@ -187,7 +187,6 @@ class Stream:
     def release(self) -> None:
         """The run is over: let go of its memory, and of samples that nobody reached."""
         self._batches, self._sums, self._views = [], None, []
-        self._ring, self._rung = lambda r, workers: None, lambda: -1
 
     def done(self) -> Done:
         """What was finished in this round; the next one begins anew."""

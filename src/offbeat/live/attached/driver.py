@@ -23,7 +23,7 @@ class Driver:
     """Answers one strategy's requests on this process."""
 
     def __init__(self, strategy: Strategy, me: Replica, transport: Transport, endpoints: Endpoints) -> None:
-        self._strategy, self.me, self._transport, self._endpoints = strategy, me, transport, endpoints
+        self.strategy, self.me, self._transport, self._endpoints = strategy, me, transport, endpoints
         self._coroutine: Coroutine[Effect[Any], Any, None] | None = None
         self._seq = 0
         self._in_flight = 0
@@ -34,7 +34,7 @@ class Driver:
     def start(self) -> None:
         """Run the strategy up to its first step, if that has not been done."""
         if self._coroutine is None:
-            self._coroutine = self._strategy.body(self.me)
+            self._coroutine = self.strategy.body(self.me)
             self.answer(None)
 
     def refuse_if_begun(self) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from offbeat.live.attached.buckets import STEP_MODULUS, Buckets
 from offbeat.live.attached.driver import Driver
 from offbeat.live.attached.flat import Flat
-from offbeat.live.attached.own import OwnGradient
+from offbeat.live.attached.gradient import FlatGradient, InPlace, OwnGradient
 from offbeat.live.transport.exchanges import Transport
 from offbeat.method.effects import Batch, Done, Grad, GradMix
 from offbeat.tensors.vector import Vec
@@ -38,6 +38,7 @@ class Gradients:
         self.me = driver.me
         self._accumulate, self._begin = accumulate, begin
         self._lazy_buckets: Buckets | None = None
+        self._lazy_memory: FlatGradient | None = None
         self._exchanging = self._exchanged = self._callback_waits = self._warned = False
         self._backwards = self._exchanges = 0
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook(k)) for k, p in enumerate(flat.params)]
@@ -82,9 +83,8 @@ class Gradients:
 
     def put(self, g: Vec) -> None:
         """``p.grad`` is ``g`` now, if it was not before: the inner optimiser reads it there."""
-        if not isinstance(g, OwnGradient) and not (self._lazy_buckets and g is self._lazy_buckets.g):
-            self._buckets.g.copy_(g)
-            self._buckets.present(g.used or [1.0] * len(self._flat.params))
+        if not isinstance(g, InPlace):
+            self._memory.land(g)
 
     @property
     def was_made(self) -> bool:
@@ -108,7 +108,8 @@ class Gradients:
 
     def forget(self) -> None:
         """The run is over: let go of its memory. (The optimiser holds this, and this must not hold the optimiser.)"""
-        self._lazy_buckets, self._begin = None, lambda: None
+        self._lazy_buckets = self._lazy_memory = None
+        self._begin = lambda: None
 
     # During backward.
 
@@ -123,9 +124,9 @@ class Gradients:
         return arrived
 
     def _collect(self, slot: int) -> None:
-        if self._exchanged and not self._callback_waits and not self._buckets.holds(slot):
+        if self._exchanged and not self._callback_waits and not self._buckets.g.holds(slot):
             self.forget_backwards()  # model.zero_grad(): the backward before was given up, as GradScaler does
-        self._buckets.collect(slot)
+        self._buckets.g.collect(slot)
         if self._backwards >= self._accumulate - 1:
             if not self._exchanging:
                 self._exchanging = True
@@ -159,6 +160,13 @@ class Gradients:
         if self._lazy_buckets is None:
             self._lazy_buckets = Buckets(self._flat)
         return self._lazy_buckets
+
+    @property
+    def _memory(self) -> FlatGradient:
+        """Where a gradient lands that was made elsewhere. Where there are buckets, it is theirs."""
+        if self._lazy_memory is None:
+            self._lazy_memory = self._lazy_buckets.g if self._lazy_buckets is not None else FlatGradient(self._flat)
+        return self._lazy_memory
 
     @property
     def _start(self) -> Callable[[Tensor], dist.Work | None]:
@@ -195,9 +203,9 @@ class Gradients:
         mean, counts = self._transport.coded_gradients(own, present, self._flat.x, asks.codec, self._block(asks), key)
         if mean is None:
             return None
-        self._buckets.g.copy_(mean)
-        self._buckets.present(counts.tolist())
-        return self._buckets.g
+        self._memory.copy_(mean)
+        self._memory.present(counts.tolist())
+        return self._memory
 
     def _warn_accumulate(self) -> None:
         if not self._warned:

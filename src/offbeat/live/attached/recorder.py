@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from torch import Tensor
 from offbeat.method.strategy import Strategy
 from offbeat.runs import order
 from offbeat.runs.order import About, Part, Told
+
+if TYPE_CHECKING:
+    from offbeat.live.attached.arguments import Arguments
 
 
 class Recorder:
@@ -23,16 +27,13 @@ class Recorder:
         self.about: About | None = None
         self.final: tuple[float, ...] = ()
 
-    def begin(
-        self, strategy: Strategy, size: int, seed: int, steps: int | None, model: Iterable[Tensor], **how: object
-    ) -> None:
-        """The run begins with these weights. ``how`` are arguments of ``attach`` that a replay does not know."""
-        said = [f"{name}={value}" for name, value in how.items() if value not in (None, 1)]
+    def begin(self, strategy: Strategy, size: int, weights: Iterable[Tensor], given: Arguments) -> None:
+        """The run begins with these weights."""
+        unknown = {"max_norm": given.max_norm, "accumulate": given.accumulate}
+        said = [f"{name}={value}" for name, value in unknown.items() if value not in (None, 1)]
         cannot = f"it was attached with {' and '.join(said)}, which a Task does not know" if said else ""
-        begun = order.digest(model)
-        self.about = About.of(
-            str(strategy), strategy.name, strategy.settings, size, seed, steps, begun, self._task, cannot
-        )
+        name, settings, begun = strategy.name, strategy.settings, order.digest(weights)
+        self.about = About.of(str(strategy), name, settings, size, given.seed, given.steps, begun, self._task, cannot)
 
     def stepped(self) -> None:
         """A step with data is over."""

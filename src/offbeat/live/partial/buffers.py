@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import torch
 
-from offbeat.rounds.seat import Share
+from offbeat.rounds.seat import Freshness
 from offbeat.tensors.vector import Used, Vec, wide
 
 
@@ -40,7 +40,7 @@ class RoundBuffer(Vec):
         if len(self._counts):
             self._counts[:] = 1 if used is None else used
 
-    def note(self, member: int, share: Share | None) -> None:
+    def note(self, member: int, share: Freshness | None) -> None:
         """The record is this member's share, and nothing yet of the others. Who gives nothing has entry 0."""
         self._entries.fill(0)
         if share is not None:
@@ -48,7 +48,7 @@ class RoundBuffer(Vec):
         else:
             self._counts.fill(0)
 
-    def shares(self, members: Iterable[int]) -> dict[int, Share]:
+    def shares(self, members: Iterable[int]) -> dict[int, Freshness]:
         """Those of all who gave something."""
         entries = [int(entry) for entry in self._entries]
-        return {r: Share(entries[r] // 2 - 1, bool(entries[r] % 2)) for r in members if entries[r]}
+        return {r: Freshness(entries[r] // 2 - 1, bool(entries[r] % 2)) for r in members if entries[r]}

@@ -31,7 +31,7 @@ from offbeat.live.transport.hub import Frame, Word
 from offbeat.live.transport.staging import Staging
 from offbeat.method.effects import Channel, Got
 from offbeat.rounds.referee import Notice
-from offbeat.rounds.seat import Event, Seat, Share
+from offbeat.rounds.seat import Event, Freshness, Seat
 from offbeat.runs.trace import Round, Trace
 from offbeat.tensors.codec import sent_to
 from offbeat.tensors.vector import Vec
@@ -293,7 +293,7 @@ class Clerk:
             self._lock.notify_all()
         elsewhere.saw(self._board.name, seat.results)
 
-    def _record(self, version: int, started_by: int, shares: Mapping[int, Share]) -> None:
+    def _record(self, version: int, started_by: int, shares: Mapping[int, Freshness]) -> None:
         now = time.monotonic()
         waited = {self._rank: now - self._waits_since.pop(version, now)}
         if self._trace.keep_rounds:

@@ -7,7 +7,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -52,6 +52,24 @@ from offbeat.topology.hierarchy import Nodes
 SWITCH_S = 0.0005
 
 
+class AskForAverages(Protocol):
+    """Those who may ask for an average while this worker waits without data."""
+
+    def asked(self) -> bool: ...
+
+    def take_part(self) -> None: ...
+
+
+class Nobody:
+    """Nobody asks for anything."""
+
+    def asked(self) -> bool:
+        return False
+
+    def take_part(self) -> None:
+        raise AssertionError("nobody has asked")
+
+
 class Endpoints:
     """The clerk of this process, and at rank 0 the hub; nothing of either until a strategy opens a channel."""
 
@@ -60,13 +78,11 @@ class Endpoints:
         board: Board,
         transport: Transport,
         patience_s: float,
-        average_is_asked: Callable[[], bool],
-        take_part: Callable[[], None],
         log: list[Event] | None = None,
     ) -> None:
+        self.others: AskForAverages = Nobody()
         self._log = log
         self._board, self._transport, self._patience_s = board, transport, patience_s
-        self._average_is_asked, self._take_part = average_is_asked, take_part
         self._channel: Channel | None = None
         self._clerk: Clerk | Leader | Follower | None = None
         self._pairs: SharedWeights | None = None
@@ -225,7 +241,7 @@ class Endpoints:
         return connection
 
     def rest(self, x: Vec | None) -> Got | None:
-        return self.clerk.rest(x, self._average_is_asked, self._take_part)
+        return self.clerk.rest(x, self.others.asked, self.others.take_part)
 
     def align(self, x: Vec, agree_on_largest: Callable[[int], int]) -> None:
         """All ranks come to stand between two steps; ``x`` then holds every result, or every visit, there has been."""
@@ -246,6 +262,16 @@ class Endpoints:
             self._bell = Bell(connection, self._board, self._patience_s)
         return self._bell
 
+    def ring(self, r: int, workers: int) -> None:
+        """This worker is through its batch of round ``r``; alone, nobody listens."""
+        if self._board.size > 1:
+            self.hang_bell().ring(r, workers)
+
+    @property
+    def rung(self) -> int:
+        """The last round whose bell has rung; −1 if none has."""
+        return self.hang_bell().rung if self._board.size > 1 else -1
+
     def finished(self) -> None:
         """No step left to take. (A porter says so itself, when it retires.)"""
         for end in (self._clerk, self._bell):
@@ -262,7 +288,7 @@ class Endpoints:
         self._stood = None
 
     def retire(self) -> Vec:
-        return self.pairs.retire(self._average_is_asked, self._take_part)
+        return self.pairs.retire(self.others.asked, self.others.take_part)
 
     def owed(self) -> Vec | None:
         if self._clerk is None or self._channel is None or self._channel.rules.of_weights:
@@ -309,7 +335,7 @@ class Endpoints:
             if end is not None:
                 end.release()
         self._channel = self._clerk = self._pairs = self._bell = self._hub = self._sums = self._stood = None
-        self._average_is_asked, self._take_part = lambda: False, lambda: None
+        self.others = Nobody()
 
     def _let_go_of_interpreter(self) -> None:
         if self._switch_s is not None:

@@ -24,7 +24,7 @@ from offbeat.tensors.vector import Vec, wide
 from offbeat.topology.hierarchy import Nodes
 
 
-class Say(IntEnum):
+class Command(IntEnum):
     """What a leader tells its node."""
 
     RESULTS = 0  # here are some, or none
@@ -43,11 +43,11 @@ class Inside:
         self._staging, self._like = Staging(like), like
         self.wire_bytes = 0
 
-    def tell(self, say: Say, results: Sequence[Got] = ()) -> None:
+    def tell(self, command: Command, results: Sequence[Got] = ()) -> None:
         """A head for each result, which says how many follow, and its numbers."""
-        heads = [[say, *[0] * (5 + self._nodes.count + self._parameters)]] if not results else []
+        heads = [[command, *[0] * (5 + self._nodes.count + self._parameters)]] if not results else []
         heads += [
-            [say, len(results) - k, got.version, got.fresh, got.full, got.count, *self._ages(got), *self._used(got)]
+            [command, len(results) - k, got.version, got.fresh, got.full, got.count, *self._ages(got), *self._used(got)]
             for k, got in enumerate(results)
         ]
         for k, head in enumerate(heads):
@@ -65,15 +65,15 @@ class Inside:
         """The parameters that the result holds gradients for."""
         return got.value.used or [True] * self._parameters
 
-    def hear(self, waiter: Waiter) -> tuple[Say, list[Got]]:
+    def hear(self, waiter: Waiter) -> tuple[Command, list[Got]]:
         """The leader's next message."""
         results: list[Got] = []
         while True:
             head = torch.zeros(6 + self._nodes.count + self._parameters, dtype=torch.int64)
             waiter.wait([self._group.broadcast(head, self._leader)], f"rank {self._leader}, which leads this node")
-            say, left, version, fresh, full, count, *rest = head.tolist()
+            command, left, version, fresh, full, count, *rest = head.tolist()
             if not left:
-                return Say(say), results
+                return Command(command), results
             parts = [torch.empty(p.numel(), dtype=wide(p.dtype)) for p in self._like.parts]
             works = [self._group.broadcast(p, self._leader) for p in parts]
             waiter.wait(works, f"round {version} from rank {self._leader}")
@@ -82,7 +82,7 @@ class Inside:
             value = self._staging.up(Vec(parts, used=tuple(map(bool, used)) if used else None))
             results.append(Got(version, value, bool(fresh), bool(full), count, contributors))
             if left == 1:
-                return Say(say), results
+                return Command(command), results
 
 
 class Leader:
@@ -93,29 +93,29 @@ class Leader:
 
     def offer(self, x: Vec, step: int) -> list[Got]:
         results = self._clerk.offer(x, step)
-        self._inside.tell(Say.RESULTS, results)
+        self._inside.tell(Command.RESULTS, results)
         return results
 
     def rest(self, x: Vec | None, asked: Callable[[], bool], take_part: Callable[[], None]) -> Got | None:
         def take_part_together() -> None:
-            self._inside.tell(Say.STAND)
+            self._inside.tell(Command.STAND)
             take_part()
 
         got = self._clerk.rest(x, asked, take_part_together)
-        self._inside.tell(Say.RESULTS if got is not None else Say.OVER, [got] if got is not None else ())
+        self._inside.tell(Command.RESULTS if got is not None else Command.OVER, [got] if got is not None else ())
         return got
 
     def stand(self, all_there: Callable[[], bool], agree_on_largest: Callable[[int], int], apply: Apply) -> None:
         def apply_together(results: list[Got]) -> None:
-            self._inside.tell(Say.RESULTS, results)
+            self._inside.tell(Command.RESULTS, results)
             apply(results)
 
         def agree_together(number: int) -> int:
-            self._inside.tell(Say.COUNT)
+            self._inside.tell(Command.COUNT)
             return agree_on_largest(number)
 
         self._clerk.stand(all_there, agree_together, apply_together)
-        self._inside.tell(Say.OVER)
+        self._inside.tell(Command.OVER)
 
     def finished(self) -> None:
         self._clerk.finished()
@@ -163,10 +163,10 @@ class Follower:
         self._inside, self._waiter = inside, Waiter(board, patience_s, bears=True)
         self.rounds = first_round
 
-    def _hear(self) -> tuple[Say, list[Got]]:
-        say, results = self._inside.hear(self._waiter)
+    def _hear(self) -> tuple[Command, list[Got]]:
+        command, results = self._inside.hear(self._waiter)
         self.rounds = max([self.rounds, *(got.version + 1 for got in results)])
-        return say, results
+        return command, results
 
     @property
     def waited_s(self) -> float:
@@ -177,17 +177,17 @@ class Follower:
 
     def rest(self, x: Vec | None, asked: Callable[[], bool], take_part: Callable[[], None]) -> Got | None:
         while True:
-            say, results = self._hear()
-            if say is not Say.STAND:
+            command, results = self._hear()
+            if command is not Command.STAND:
                 return results[0] if results else None
             take_part()
 
     def stand(self, all_there: Callable[[], bool], agree_on_largest: Callable[[int], int], apply: Apply) -> None:
         while True:
-            say, results = self._hear()
-            if say is Say.OVER:
+            command, results = self._hear()
+            if command is Command.OVER:
                 return
-            if say is Say.COUNT:
+            if command is Command.COUNT:
                 agree_on_largest(0)
             else:
                 apply(results)

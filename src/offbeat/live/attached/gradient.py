@@ -1,0 +1,110 @@
+"""A model's gradients as one vector.
+
+A gradient that *lies in place* is what ``p.grad`` holds already: the inner optimiser, which reads it there, needs no
+copy. Whatever a strategy makes of it (a sum, a product) is an ordinary vector again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from offbeat.live.attached.flat import Flat
+from offbeat.live.transport.errors import OffbeatError
+from offbeat.tensors.vector import Vec
+
+
+class InPlace(Vec):
+    """A gradient that lies in ``p.grad``."""
+
+    __slots__ = ()
+
+
+class OwnGradient(InPlace):
+    """``p.grad`` of all parameters, gathered only if somebody reads it.
+
+    Most strategies hand it straight back to the inner optimiser: then nothing is copied. Parameters without a gradient
+    read as zeros.
+    """
+
+    __slots__ = ("_flat", "_gathered")
+
+    def __init__(self, flat: Flat) -> None:
+        self._flat = flat
+        self._gathered: tuple[Tensor, ...] | None = None
+        self._phantom_bytes = 0
+        self.used = tuple(p.grad is not None for p in flat.params)
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:  # type: ignore[override]
+        if self._gathered is None:
+            gathered = self._flat.layout.empty()
+            with torch.no_grad():
+                for view, p in zip(self._flat.layout.views(gathered), self._flat.params, strict=True):
+                    if p.grad is not None:
+                        view.copy_(p.grad)
+            self._gathered = tuple(gathered)
+        return self._gathered
+
+    def put_into(self, target: Vec, scale: float = 1.0) -> Vec:
+        if self._gathered is not None:
+            return super().put_into(target, scale)
+        with torch.no_grad():
+            for view, p in zip(self._flat.layout.views(target.parts), self._flat.params, strict=True):
+                if p.grad is None:
+                    view.zero_()
+                elif scale == 1.0:
+                    view.copy_(p.grad)
+                else:
+                    torch.mul(p.grad, scale, out=view)
+        target.used = self.used
+        return target
+
+
+class FlatGradient(InPlace):
+    """Flat memory of which every ``p.grad`` is a view.
+
+    ``whole`` has ``room`` numbers in front of the first part, for what is to travel with it.
+    """
+
+    __slots__ = ("_flat", "views", "whole")
+
+    def __init__(self, flat: Flat, room: int = 0) -> None:
+        self._flat, layout = flat, flat.layout
+        self.whole = [
+            torch.zeros(n + (room if k == 0 else 0), dtype=d, device=v)
+            for k, (n, (d, v)) in enumerate(zip(layout.lengths, layout.kinds, strict=True))
+        ]
+        super().__init__([s[room:] if k == 0 else s for k, s in enumerate(self.whole)])
+        self.views = layout.views(list(self.parts))
+
+    def holds(self, slot: int) -> bool:
+        """Whether the gradient of parameter ``slot`` lies here."""
+        grad = self._flat.params[slot].grad
+        return grad is not None and grad.layout == torch.strided and grad.data_ptr() == self.views[slot].data_ptr()
+
+    def collect(self, slot: int) -> None:
+        """Parameter ``slot`` has its gradient: put it here if it is not here yet."""
+        p, view = self._flat.params[slot], self.views[slot]
+        assert p.grad is not None
+        if p.grad.layout != torch.strided:
+            raise OffbeatError(f"the gradient of {self._flat.names[slot]} is sparse; make its layer's gradients dense")
+        if not self.holds(slot):
+            view.copy_(p.grad)
+            p.grad = view
+
+    def land(self, g: Vec) -> None:
+        """``p.grad`` is ``g`` from now on."""
+        self.copy_(g)
+        self.present(g.used or [1.0] * len(self._flat.params))
+
+    def present(self, counts: Sequence[float]) -> None:
+        """``p.grad`` is what lies here where any worker had a gradient, and None where nobody had."""
+        self.used = tuple(count > 0 for count in counts)
+        for p, view, count in zip(self._flat.params, self.views, counts, strict=True):
+            if count == 0:
+                p.grad = None
+            elif p.grad is None or p.grad.data_ptr() != view.data_ptr():
+                p.grad = view

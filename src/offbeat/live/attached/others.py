@@ -1,0 +1,88 @@
+"""What a worker does for the sake of the others: steps without data, and averages of all."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from offbeat.live.attached.driver import Driver
+from offbeat.live.attached.equal import equalise
+from offbeat.live.attached.flat import Flat
+from offbeat.live.attached.stepping import Stepping
+from offbeat.live.partial.endpoints import Endpoints
+from offbeat.live.transport.board import Board
+from offbeat.live.transport.exchanges import Transport
+from offbeat.method.effects import Next, Turn
+
+
+class Others:
+    """This worker's answers to what the others ask for."""
+
+    def __init__(
+        self,
+        flat: Flat,
+        board: Board,
+        transport: Transport,
+        driver: Driver,
+        endpoints: Endpoints,
+        stepping: Stepping,
+    ) -> None:
+        self._flat, self._board, self._transport, self._driver = flat, board, transport, driver
+        self._endpoints, self._stepping, self.me = endpoints, stepping, driver.me
+        self._averages = 0
+
+    # Averages.
+
+    def asked(self) -> bool:
+        """Whether somebody asks for an average that this worker has not taken part in."""
+        return self._board.average_is_asked(self._averages)
+
+    def average(self) -> None:
+        """Ask all for an average, and take part in it."""
+        self._board.reach(self.me.t - 1)  # those without data first take the steps that we took
+        self._board.ask_for_average(self._averages)
+        self.take_part()
+
+    def take_part(self) -> None:
+        """Make all replicas equal, in the middle of a run or at its end."""
+        self._averages += 1
+        if self._driver.asks is not None:  # in the middle of a run
+            self._endpoints.align(self._flat.x, self._largest)
+        equalise(self._flat, self._transport)
+        self._endpoints.adopt(self._flat.x)
+
+    def _largest(self, number: int) -> int:
+        agreed = self._transport.agree_on(torch.tensor([number]), dist.ReduceOp.MAX, "the others to stand still")
+        return int(agreed.item())
+
+    # Without data.
+
+    def until_all_are_done(self) -> None:
+        """No data left: answer the others until the strategy has ended."""
+        self._board.post_done(self.me.t)
+        while self._driver.asks is not None:
+            self._idle_or_stop()
+
+    def _idle_or_stop(self) -> None:
+        # Asked first: the steps before an average come before it. Of its own crowd only: others are at other steps.
+        asked = self._board.average_is_asked(self._averages, self._crowd)
+        done, reached = self._board.progress(self._crowd)
+        if self.me.t <= reached:
+            self._driver.turn(Turn.IDLE)
+            self._stepping.without_data()
+        elif done:
+            self._endpoints.finished()
+            self._driver.turn(Turn.STOP)
+        elif asked:
+            self.take_part()
+        else:
+            self._transport.waiter.until(self._something_to_do, "the others to finish", bears=True)
+
+    @property
+    def _crowd(self) -> tuple[int, ...] | None:
+        """Those who take their steps together with this worker."""
+        return self._driver.asks.among if isinstance(self._driver.asks, Next) else None
+
+    def _something_to_do(self) -> bool:
+        done, reached = self._board.progress(self._crowd)
+        return done or self.me.t <= reached or self._board.average_is_asked(self._averages, self._crowd)

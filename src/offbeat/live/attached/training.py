@@ -1,0 +1,204 @@
+"""One worker's run, from ``attach`` to its end: the parts, and how they begin and end together."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from offbeat.live.attached import refusals, state
+from offbeat.live.attached.arguments import Arguments
+from offbeat.live.attached.driver import Driver
+from offbeat.live.attached.equal import share_beginning
+from offbeat.live.attached.flat import Flat
+from offbeat.live.attached.others import Others
+from offbeat.live.attached.stats import Stats
+from offbeat.live.attached.stepping import Stepping
+from offbeat.live.partial.endpoints import Endpoints
+from offbeat.live.transport import elsewhere
+from offbeat.live.transport.board import Board
+from offbeat.live.transport.errors import OffbeatError
+from offbeat.live.transport.exchanges import Transport
+from offbeat.live.transport.waiter import Waiter
+from offbeat.method.replica import Replica
+from offbeat.method.strategy import Strategy
+from offbeat.tensors.vector import Vec
+
+
+class Training:
+    """A run as one worker sees it. ``closed`` is called when it has ended well."""
+
+    def __init__(
+        self,
+        inner: torch.optim.Optimizer,
+        model: nn.Module,
+        strategy: Strategy,
+        board: Board,
+        given: Arguments,
+        closed: Callable[[], None],
+    ) -> None:
+        self._inner, self._strategy, self._board, self._closed = inner, strategy, board, closed
+        self._max_norm, self._recorder = given.max_norm, given.recorder
+        self.stats = Stats(given.log)
+        self._flat = flat = Flat(model, inner)
+        board.agree(refusals.facts(flat, strategy, **given.must_be_equal))
+        try:
+            self.transport = Transport(Waiter(board, given.patience_s), board, [p.device for p in flat.parts])
+            share_beginning(flat, self.transport)
+        except BaseException as error:
+            board.fail(f"{type(error).__name__}: {error}")
+            board.abandon()
+            raise
+        self.me = Replica(
+            board.rank,
+            board.size,
+            flat.x,
+            flat.buffers,
+            self._update,
+            lambda: inner.param_groups,
+            given.seed,
+            given.steps,
+            parameters=len(flat.params),
+        )
+        events = None
+        if self._recorder is not None:
+            self._recorder.begin(strategy, board.size, flat.params, given)
+            events = self._recorder.told.events
+        self.endpoints = Endpoints(board, self.transport, given.patience_s, events)
+        self._driver = Driver(strategy, self.me, self.transport, self.endpoints)
+        parts = (flat, board, self.transport, self._driver, self.endpoints)
+        self.stepping = Stepping(*parts, given.accumulate, self._recorder)
+        self._others = self.endpoints.others = Others(*parts, self.stepping)
+        self._left = state.Left()
+        self._everyone = tuple(range(board.size))
+        self.is_over = False
+        self._handled = id(sys.exc_info()[1])  # the script may have been started from an except clause
+        elsewhere.attached(board.name)
+        atexit.register(self._at_exit)
+
+    def _update(self, g: Vec) -> None:
+        """The inner optimiser's step."""
+        self.stepping.gradients.put(g)
+        if self._max_norm is not None:
+            nn.utils.clip_grad_norm_(self._flat.params, self._max_norm)
+        self._inner.step()
+
+    def refuse_if_over(self, what: str) -> None:
+        if self.is_over:
+            raise OffbeatError(f"{what} came after the run was ended; attach the optimizer again to go on")
+
+    # A checkpoint.
+
+    def saved(self) -> dict[str, Any]:
+        if not self.is_over:
+            self._remember()
+        return state.saved(self._strategy, self.me, self._left)
+
+    def _remember(self) -> None:
+        owed = self.endpoints.owed() if self.endpoints.is_open else self._left.owed
+        self._left = state.Left(self._driver.resume_from, self.endpoints.rounds, owed, self.stepping.stream.waiting)
+
+    def restore(self, own: dict[str, Any]) -> None:
+        """Go on where a state was saved; refuses one that is not this run's."""
+        self._driver.refuse_if_begun()
+        self._left = state.restore(own, self._strategy, self.me)
+        if self._recorder is not None:
+            self._recorder.cannot("it was taken up from a state, which the record does not hold")
+        self._driver.restart(self._left.exchanges, self._left.owed)
+        self.endpoints.resume(self._left.rounds)
+        self.stepping.reset()
+        if self._left.waiting:
+            warnings.warn(
+                f"when this state was saved, {self._left.waiting} samples waited on rank {self.me.rank}; samples are "
+                "not saved; let the data go on behind this worker's first optimizer.samples_used[rank] samples",
+                stacklevel=4,
+            )
+
+    # All together.
+
+    def average(self) -> None:
+        """Make all replicas equal now."""
+        elsewhere.stepping()
+        elsewhere.count(f"{self._board.name}/average", self._everyone)
+        self._flat.adopt()
+        if self._recorder is not None:
+            self._recorder.averages(self.me.t, self.stepping.has_begun, self.endpoints.per_node)
+        if self.me.size > 1:
+            with torch.no_grad():
+                self._driver.start()  # as those without data have done
+            self._others.average()
+
+    def finish(self) -> None:
+        """Answer the others until all are done, apply what is in flight, make all replicas equal."""
+        if self.is_over:
+            return
+        error = sys.exc_info()[1]
+        if isinstance(error, Exception) and not isinstance(error, StopIteration) and id(error) != self._handled:
+            self.abandon(f"{type(error).__name__}: {error}")
+            return
+        elsewhere.stepping()
+        elsewhere.count(f"{self._board.name}/finish", self._everyone)
+        with torch.no_grad():
+            self._flat.adopt()
+            self._driver.start()
+            if self.stepping.has_begun:
+                if self._recorder is not None:
+                    self._recorder.cannot("it ended between backward() and step()")
+                self.stepping.give_up()
+            self._others.until_all_are_done()
+            if self.me.size > 1:
+                self._others.take_part()
+                self.stats.exchange(self.transport)
+                self.transport.agree_on(torch.zeros(1), dist.ReduceOp.SUM, "the others to finish")
+        if self._recorder is not None:
+            self._recorder.end(self.me.rank, self._flat.params)
+        self._release()
+        self.endpoints.close()
+        unused = self.stepping.stream.waiting + self.stepping.stream.samples
+        self._give_back()
+        self.transport.close()
+        self._board.close()
+        self._closed()
+        if unused:  # last: where warnings are errors, the others are not kept waiting
+            warnings.warn(
+                f"{unused} samples of this worker were never used; loop over optimizer.batches(loader), which hands "
+                "them out at the end, with a step() for each batch",
+                stacklevel=4,
+            )
+
+    def abandon(self, message: str) -> None:
+        """Leave without waiting for anybody, and tell the others why."""
+        if self.is_over:
+            return
+        self._release()
+        self._board.fail(message)  # before hanging up, so that whoever notices that finds the reason
+        self._driver.release()  # with what it has begun: what has ended well is not parked with the groups
+        self.endpoints.abandon()
+        with suppress(RuntimeError):  # a device that has failed: its memory is not to be had
+            self._give_back()
+        self.transport.park()
+        self._board.abandon()
+
+    def _release(self) -> None:
+        self.is_over = True
+        elsewhere.released(self._board.name)
+        atexit.unregister(self._at_exit)
+        self.stepping.release()
+
+    def _give_back(self) -> None:
+        """Let go of all memory of the run now. What stays is what it was like, and what a checkpoint holds."""
+        self._remember()
+        self.stepping.forget()
+        for part in (self._driver, self.endpoints, self.me, self._flat):
+            part.release()
+
+    def _at_exit(self) -> None:
+        error = getattr(sys, "last_value", None)
+        self.abandon(f"{type(error).__name__}: {error}" if error else "the process ended without finish()")
