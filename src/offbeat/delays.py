@@ -25,6 +25,7 @@ from statistics import NormalDist
 from typing import TypeAlias
 
 from offbeat.basics import draw
+from offbeat.basics.units import parse_seconds
 
 _STANDARD = NormalDist()
 
@@ -326,17 +327,16 @@ random, rotating = RandomRanks, Rotating
 exponential, lognormal, pareto, bimodal, uniform = Exponential, LogNormal, Pareto, Bimodal, Uniform
 
 
-_TIME = r"(-?[0-9]*\.?[0-9]+) ?(us|µs|ms|s|min)"
-_UNITS_S = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
+_TIME = r"(-?[0-9]*\.?[0-9]+ ?[a-zµ]+)"
 _NUMBER = r"(-?[0-9]*\.?[0-9]+)"
 _FORMS: tuple[tuple[str, Callable[..., Distribution]], ...] = (
-    (rf"(-?[0-9]+) ranks? {_TIME}", lambda k, n, u: RandomRanks(int(k), _s(n, u))),
-    (rf"ranks? ([0-9]+(?: ?, ?[0-9]+)*) {_TIME}", lambda r, n, u: constant(_s(n, u), map(int, r.split(",")))),
-    (rf"{_NUMBER} ?% {_TIME}", lambda p, n, u: stalls(float(p) / 100, _s(n, u))),
-    (rf"{_TIME} ?\.\. ?{_TIME} rotating", lambda n, u, m, v: Rotating(_s(n, u), _s(m, v))),
-    (rf"exponential {_TIME}", lambda n, u: Exponential(_s(n, u))),
-    (rf"lognormal {_TIME} {_NUMBER}", lambda n, u, sigma: LogNormal(_s(n, u), float(sigma))),
-    (rf"pareto {_TIME} {_NUMBER}", lambda n, u, alpha: Pareto(_s(n, u), float(alpha))),
+    (rf"(-?[0-9]+) ranks? {_TIME}", lambda k, t: RandomRanks(int(k), _s(t))),
+    (rf"ranks? ([0-9]+(?: ?, ?[0-9]+)*) {_TIME}", lambda r, t: constant(_s(t), map(int, r.split(",")))),
+    (rf"{_NUMBER} ?% {_TIME}", lambda p, t: stalls(float(p) / 100, _s(t))),
+    (rf"{_TIME} ?\.\. ?{_TIME} rotating", lambda t, u: Rotating(_s(t), _s(u))),
+    (rf"exponential {_TIME}", lambda t: Exponential(_s(t))),
+    (rf"lognormal {_TIME} {_NUMBER}", lambda t, sigma: LogNormal(_s(t), float(sigma))),
+    (rf"pareto {_TIME} {_NUMBER}", lambda t, alpha: Pareto(_s(t), float(alpha))),
 )
 _ACCEPTED = (
     "none, '2 ranks 320ms', 'rank 3 30ms', 'ranks 1,3 30ms', '10% 100ms', '50ms..400ms rotating', "
@@ -363,8 +363,9 @@ def _parse_one(part: str, text: str) -> Distribution:
     raise ValueError(f"the delay {text!r} is not understood; use {_ACCEPTED}")
 
 
-def _s(number: str, unit: str) -> float:
-    return round(float(number) * _UNITS_S[unit], 12)  # 320 × 1e-3 is not quite 0.32
+def _s(text: str) -> float:
+    """A duration; a negative one is read, so that whoever uses it can say what is wrong with it."""
+    return -parse_seconds(text[1:]) if text.startswith("-") else parse_seconds(text)
 
 
 def _words(seconds: float) -> str:

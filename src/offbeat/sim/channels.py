@@ -21,10 +21,11 @@ from offbeat.method.replica import Replica
 from offbeat.rounds.referee import Notice, Referee
 from offbeat.rounds.seat import Event, Freshness, Given, Got, Seat
 from offbeat.runs.trace import Round, Trace
-from offbeat.sim.network import Network, all_gather_bytes, all_reduce_bytes
+from offbeat.sim.network import Network
 from offbeat.tensors.codec import sent_to
-from offbeat.tensors.sums import coded, mean, wire_bytes
+from offbeat.tensors.sums import coded, mean
 from offbeat.tensors.vector import Vec
+from offbeat.tensors.wire import all_gather_bytes, all_reduce_bytes, message_bytes
 from offbeat.topology.hierarchy import Nodes
 
 FLUSH = -1  # who starts it
@@ -230,7 +231,7 @@ def summed(channel: Channel, given: dict[int, Given], me: Replica, version: int,
 def charge(channel: Channel, me: Replica, network: Network, leaders: list[int]) -> tuple[float, int]:
     """How long a round among these takes, and how many bytes it sends."""
     codec = sent_to(channel.codec, len(leaders) - 1)
-    nbytes = wire_bytes(me.x, codec)
+    nbytes, count = message_bytes(me.x, codec), len(leaders)
     if codec is None:
-        return network.all_reduce_s(leaders, nbytes), all_reduce_bytes(len(leaders), nbytes)
-    return network.all_gather_s(leaders, nbytes), all_gather_bytes(len(leaders), nbytes)
+        return network.all_reduce_s(leaders, nbytes), all_reduce_bytes(count, nbytes)
+    return network.all_gather_s(leaders, nbytes), all_gather_bytes(count, nbytes)

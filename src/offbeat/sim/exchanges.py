@@ -11,10 +11,11 @@ import simpy
 from offbeat.method.effects import Mix, Ticket
 from offbeat.method.replica import Replica
 from offbeat.runs.trace import Round, Trace
-from offbeat.sim.network import Network, all_gather_bytes, all_reduce_bytes
+from offbeat.sim.network import Network
 from offbeat.tensors.codec import Codec, sent_to
-from offbeat.tensors.sums import coded, mean, weighted, wire_bytes
+from offbeat.tensors.sums import coded, mean, weighted
 from offbeat.tensors.vector import Vec
+from offbeat.tensors.wire import all_gather_bytes, all_reduce_bytes, message_bytes
 from offbeat.topology import Mixing
 
 BUCKET_BYTES = 25 * 2**20  # DDP's, and the live world's
@@ -82,7 +83,7 @@ class Exchanges:
             block.x[rank] = x.clone() if begun and x is effect.x else x
             block.pending[rank] = pending
             if len(block.pending) == len(ranks):
-                self._average(seq, block, wire_bytes(effect.x, codec), codec)
+                self._average(seq, block, message_bytes(effect.x, codec), codec)
         else:
             self._gossip(me, seq, effect, x if x is not effect.x else x.clone(), pending)
         return pending
@@ -136,7 +137,7 @@ class Exchanges:
         del self._blocks[seq, block.ranks[0]]
         ranks, starts = block.ranks, list(block.starts.values())
         codec = sent_to(codec, len(ranks) - 1)
-        nbytes = wire_bytes(me.x, codec)
+        nbytes = message_bytes(me.x, codec)
         buckets = 1 if codec else max(1, math.ceil(nbytes / BUCKET_BYTES))
         ready_s = [
             max(start + compute * (FORWARD + (1 - FORWARD) * (k + 1) / buckets) for start, compute, _ in starts)
@@ -184,7 +185,7 @@ class Exchanges:
         gossip = self._gossips.get(seq)
         if gossip is None:
             gossip = self._gossips[seq] = _Gossip(due=sum(W.block(r) is None for r in range(W.size)))
-        nbytes = wire_bytes(effect.x, effect.codec)
+        nbytes = message_bytes(effect.x, effect.codec)
         gossip.x[rank], gossip.W[rank], gossip.pending[rank], gossip.last = x, W, pending, rank
         leaves_s = now
         for receiver in W.receivers(rank):

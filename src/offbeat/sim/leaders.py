@@ -13,8 +13,8 @@ from offbeat.method.replica import Replica
 from offbeat.sim.channels import SimulatedChannel
 from offbeat.sim.network import Network
 from offbeat.sim.replay import ReplayedChannel
-from offbeat.tensors.sums import wire_bytes
 from offbeat.tensors.vector import Vec
+from offbeat.tensors.wire import message_bytes
 
 
 class NodesPartial:
@@ -69,7 +69,7 @@ class NodesPartial:
     def _tell(self, node: int, heard: list[Got] | Got | None, like: Vec | None) -> None:
         """All of the node, the leader too, go on when the last of them has heard."""
         results = len(heard) if isinstance(heard, list) else heard is not None
-        nbytes = results * wire_bytes(like, None) if like is not None else 0
+        nbytes = results * message_bytes(like, None) if like is not None else 0
         ranks = self._nodes.ranks(node)
         self._told_bytes += (len(ranks) - 1) * nbytes
 

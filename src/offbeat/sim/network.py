@@ -76,13 +76,3 @@ class Network:
         if not callable(self.latency_s) and not callable(self.bandwidth_Bps):
             return self.latency_s + nbytes / self.bandwidth_Bps
         return max(self.send_s(a, members[i ^ distance], nbytes) for i, a in enumerate(members))
-
-
-def all_reduce_bytes(count: int, nbytes: int) -> int:
-    """Bytes that all members together send: 2(P − 1)/P · n each."""
-    return 2 * (count - 1) * nbytes
-
-
-def all_gather_bytes(count: int, message_bytes: int) -> int:
-    """Bytes that all members together send: (P − 1) messages each."""
-    return count * (count - 1) * message_bytes

@@ -25,8 +25,8 @@ from offbeat.sim.channels import charge, summed
 from offbeat.sim.exchanges import Pending
 from offbeat.sim.network import Network
 from offbeat.sim.streams import Piece
-from offbeat.tensors.sums import wire_bytes
 from offbeat.tensors.vector import Vec
+from offbeat.tensors.wire import message_bytes
 from offbeat.topology.hierarchy import Nodes
 
 
@@ -412,7 +412,7 @@ class ReplayedShared:
         return True
 
     def _travel(self, sender: int, receiver: int, arrive: Callable[[], None]) -> None:
-        nbytes = wire_bytes(self._shared[sender].empty(), None)
+        nbytes = message_bytes(self._shared[sender].empty(), None)
         self.bytes_sent += nbytes
 
         def there(_: object) -> None:

@@ -13,8 +13,8 @@ from offbeat.rounds.shared import Retired, SharedVec
 from offbeat.runs.trace import Round, Trace
 from offbeat.sim.exchanges import Pending
 from offbeat.sim.network import Network
-from offbeat.tensors.sums import wire_bytes
 from offbeat.tensors.vector import Vec
+from offbeat.tensors.wire import message_bytes
 
 
 class Shared:
@@ -58,7 +58,7 @@ class Shared:
             pending.arrived = True
             return pending
         number, sent = self._shared[i].depart()
-        nbytes = wire_bytes(sent, None)
+        nbytes = message_bytes(sent, None)
         self.bytes_sent += 2 * nbytes
 
         def at_the_peer(_: object) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import torch
-
 from offbeat.tensors.codec import Codec
 from offbeat.tensors.vector import Vec, wide
 
@@ -40,11 +38,3 @@ def coded(x: Vec, codec: Codec, key: tuple[int, ...]) -> Vec:
     """What arrives when ``x`` is sent through ``codec``."""
     parts = [codec.decode(codec.encode(p, (*key, k)), p) for k, p in enumerate(x.parts)]
     return Vec([p.to(wide(p.dtype)) for p in parts], x._phantom_bytes)
-
-
-def wire_bytes(x: Vec, codec: Codec | None) -> int:
-    """Bytes of one message that carries ``x``."""
-    if codec is None:
-        return sum(p.numel() * torch.empty(0, dtype=wide(p.dtype)).element_size() for p in x.parts) + x._phantom_bytes
-    real = sum(codec.message_bytes(p.numel(), p.element_size()) for p in x.parts)
-    return real + (codec.message_bytes(x._phantom_bytes // 4, 4) if x._phantom_bytes else 0)

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from offbeat.method.facts import Facts
 from offbeat.runs.trace import Trace
+from offbeat.tensors.wire import all_reduce_bytes
 
 NAME = "ddp"
 FACTS = Facts(meets="everyone", waits_where_it_begins=True)
@@ -32,7 +33,7 @@ class Ddp:
         self._hooks = [p.register_post_accumulate_grad_hook(self._arrived) for p in self._parameters]
         size = dist.get_world_size()
         nbytes = sum(p.numel() * p.element_size() for p in self._parameters)
-        self._bytes_a_step = 2 * (size - 1) * nbytes // size  # a ring's
+        self._bytes_a_step = all_reduce_bytes(size, nbytes) // size
 
     def _arrived(self, _: Tensor) -> None:
         self._last_gradient_s = time.monotonic()

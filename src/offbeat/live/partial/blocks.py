@@ -7,7 +7,6 @@ wait for each other; the rest when they are first needed. "Ranks" are those of n
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from offbeat.live.partial.buffers import RoundBuffer
 from offbeat.live.transport.board import Board
@@ -15,7 +14,7 @@ from offbeat.live.transport.group import Group
 from offbeat.live.transport.waiter import Waiter
 from offbeat.method.effects import Channel
 from offbeat.tensors.codec import Codec
-from offbeat.tensors.vector import Vec
+from offbeat.tensors.wire import all_gather_bytes, all_reduce_bytes, decode, encode
 from offbeat.topology.hierarchy import Nodes
 
 MADE_AT_ONCE = 16
@@ -45,25 +44,23 @@ class BlockSums:
         """The sum of what the members give, and of their records, in place."""
         group = self._group(ranks)
         if group is not None:
-            self.wire_bytes += sum(
-                2 * (len(ranks) - 1) * p.numel() * p.element_size() // len(ranks) for p in given.parts
-            )
+            self.wire_bytes += all_reduce_bytes(len(ranks), given.nbytes) // len(ranks)
             self._waiter.wait([group.all_reduce(t) for t in given.whole], f"round {version}")
 
     def coded_total(
         self, given: RoundBuffer, ranks: tuple[int, ...], version: int, codec: Codec, key: tuple[int, int, int]
     ) -> None:
         """The same of coded vectors. Who gives nothing adds nothing, whatever its codec makes of zeros."""
-        message = torch.cat([codec.encode(p, (*key, k)) for k, p in enumerate(given.parts)])
+        message = encode(given, codec, key)
         gathered, record = [torch.empty_like(message) for _ in ranks], torch.from_numpy(given.record)
         group = self._group(ranks)
         assert group is not None, "what goes to nobody is not coded"
-        self.wire_bytes += (len(ranks) - 1) * message.numel()
+        self.wire_bytes += all_gather_bytes(len(ranks), message.numel()) // len(ranks)
         self._waiter.wait([group.all_reduce(record), group.all_gather(gathered, message)], f"round {version}")
         given.zero_()
         for r, theirs in zip(ranks, gathered, strict=True):
             if given.record[r]:
-                given.add_(_decoded(theirs, given, codec))
+                given.add_(decode(theirs, given, codec))
 
     def give_up(self) -> None:
         """End a wait under way."""
@@ -71,12 +68,3 @@ class BlockSums:
 
     def groups(self) -> list[Group]:
         return list(self._groups.values())
-
-
-def _decoded(message: Tensor, like: Vec, codec: Codec) -> Vec:
-    parts, start = [], 0
-    for p in like.parts:
-        length = codec.message_bytes(p.numel(), p.element_size())
-        parts.append(codec.decode(message[start : start + length], p))
-        start += length
-    return Vec(parts, used=like.used)

@@ -21,6 +21,7 @@ from offbeat.method.effects import Mix, Ticket
 from offbeat.tensors.codec import Codec, sent_to
 from offbeat.tensors.sums import mean, weighted
 from offbeat.tensors.vector import Vec, wide
+from offbeat.tensors.wire import all_gather_bytes, all_reduce_bytes, decode, encode, message_bytes
 
 
 class Sent(Ticket[Vec]):
@@ -85,31 +86,31 @@ class Transport:
         W, x = effect.W, effect.x
         if sent_to(codec, W.audience(self.rank)) is None:
             return self._hear_coded(effect, codec)
-        message = _host(_encode(x, codec, key))
+        message = encode(x, codec, key)
         if ranks is not None:
             gathered = [torch.empty_like(message) for _ in ranks]
-            self.wire_bytes += (len(ranks) - 1) * message.numel()
+            self.wire_bytes += all_gather_bytes(len(ranks), message.numel()) // len(ranks)
             work = self.group(ranks).all_gather(gathered, message)
-            return Sent([work], lambda: mean([_decode(m, x, codec) for m in gathered], len(ranks)))
+            return Sent([work], lambda: mean([decode(m, x, codec) for m in gathered], len(ranks)))
         theirs = {j: [torch.empty_like(message)] for j in W.senders(self.rank)}
         works = self._swap(W.receivers(self.rank), theirs, [message])
 
         def result() -> Vec:
             rows = W.row(self.rank).items()
-            return weighted((w, _decode(message if j == self.rank else theirs[j][0], x, codec)) for j, w in rows)
+            return weighted((w, decode(message if j == self.rank else theirs[j][0], x, codec)) for j, w in rows)
 
         return Sent(works, result)
 
     def _hear_coded(self, effect: Mix, codec: Codec) -> Sent:
         """Others' coded shares beside one's own, which goes to nobody."""
         W, x = effect.W, effect.x
-        mine, length = Vec([p.to(wide(p.dtype), copy=True) for p in x.parts]), _length(x, codec)
+        mine, length = Vec([p.to(wide(p.dtype), copy=True) for p in x.parts]), message_bytes(x, codec)
         theirs = {j: [torch.empty(length, dtype=torch.uint8)] for j in W.senders(self.rank)}
         works = self._swap((), theirs, [])
 
         def result() -> Vec:
             rows = W.row(self.rank).items()
-            return weighted((w, mine if j == self.rank else _decode(theirs[j][0], x, codec)) for j, w in rows)
+            return weighted((w, mine if j == self.rank else decode(theirs[j][0], x, codec)) for j, w in rows)
 
         return Sent(works, result)
 
@@ -120,15 +121,15 @@ class Transport:
         if sent_to(codec, len(ranks) - 1) is None:
             return g, header.long()
         seed, seq = key
-        body = torch.zeros(_length(like, codec), dtype=torch.uint8)
+        body = torch.zeros(message_bytes(like, codec), dtype=torch.uint8)
         if g is not None:
-            body = _host(_encode(g, codec, (seed, self.rank, seq)))
+            body = encode(g, codec, (seed, self.rank, seq))
         message = torch.cat([torch.tensor([g is not None], dtype=torch.uint8), header, body])
         gathered = [torch.empty_like(message) for _ in ranks]
-        self.wire_bytes += (len(ranks) - 1) * message.numel()
+        self.wire_bytes += all_gather_bytes(len(ranks), message.numel()) // len(ranks)
         self.waiter.wait([self.group(ranks).all_gather(gathered, message)], "the others' gradients")
         start = 1 + header.numel()
-        theirs = [_decode(m[start:], like, codec) for m in gathered if m[0]]
+        theirs = [decode(m[start:], like, codec) for m in gathered if m[0]]
         counts = torch.stack([m[1:start].long() for m in gathered]).sum(dim=0)
         return (mean(theirs, len(theirs)) if theirs else None), counts
 
@@ -150,7 +151,7 @@ class Transport:
         """Start an in-place sum among ``ranks``. Gloo takes CUDA tensors too, and copies them to the host and back."""
         if len(ranks) < 2:
             return None
-        self.wire_bytes += 2 * (len(ranks) - 1) * tensor.numel() * tensor.element_size() // len(ranks)
+        self.wire_bytes += all_reduce_bytes(len(ranks), tensor.nbytes) // len(ranks)
         if tensor.is_cuda and self._nccl is not None and ranks == self._everyone:
             work: dist.Work = dist.all_reduce(tensor, group=self._nccl, async_op=True)
             return work
@@ -197,21 +198,3 @@ class Transport:
 
 def _host(tensor: Tensor) -> Tensor:
     return tensor.cpu() if tensor.is_cuda else tensor
-
-
-def _length(x: Vec, codec: Codec) -> int:
-    return sum(codec.message_bytes(p.numel(), p.element_size()) for p in x.parts)
-
-
-def _encode(x: Vec, codec: Codec, key: tuple[int, ...]) -> Tensor:
-    messages = [codec.encode(p, (*key, k)) for k, p in enumerate(x.parts)]
-    return messages[0] if len(messages) == 1 else torch.cat([m.cpu() for m in messages])
-
-
-def _decode(message: Tensor, like: Vec, codec: Codec) -> Vec:
-    parts, start = [], 0
-    for p in like.parts:
-        length = codec.message_bytes(p.numel(), p.element_size())
-        parts.append(codec.decode(message[start : start + length].to(p.device), p))
-        start += length
-    return Vec([p.to(wide(p.dtype)) for p in parts])
