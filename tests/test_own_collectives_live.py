@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,9 @@ def meetings(folder: Path) -> dict[str, Meet]:
     numbers = itertools.count()
 
     def checkpoint(rank: int) -> None:
-        dcp.save({"weight": torch.ones(4)}, checkpoint_id=folder / str(next(numbers)))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning)  # torch 2.6, of itself
+            dcp.save({"weight": torch.ones(4)}, checkpoint_id=folder / str(next(numbers)))
 
     return {
         "all_reduce": lambda rank: dist.all_reduce(torch.zeros(1)),

@@ -60,6 +60,14 @@ def test_an_attached_optimizer_says_which_worker_it_is() -> None:
     assert isinstance(optimizer.summary(), ob.Summary)
 
 
+def test_a_simulated_run_says_who_was_slow_if_it_kept_its_timeline() -> None:
+    late = ob.delays.chronic(rank=2, seconds=0.3)
+    run = ob.simulate(ob.allreduce(), None, workers=3, steps=20, delays=late, spans=True)
+    assert "rank 2" in run.summary().lower()
+    with pytest.raises(ValueError, match="simulate with spans=True"):
+        ob.simulate(ob.allreduce(), None, workers=3, steps=20, delays=late).summary()
+
+
 @pytest.fixture(scope="module")
 def reference() -> ModuleType:
     spec = importlib.util.spec_from_file_location("reference", ROOT / "tools" / "reference.py")
