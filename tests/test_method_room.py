@@ -206,7 +206,7 @@ def test_the_guide_imports_from_this_room_only() -> None:
     ids=str,
 )
 def test_words_with_units_mean_what_the_numbers_mean(said: ob.Strategy, meant: ob.Strategy) -> None:
-    late = ob.delays.random(ranks=2, seconds=0.07)
+    late = ob.delays.exponential(0.07)
     runs = [ob.simulate(strategy, TASK, workers=5, steps=16, delays=late) for strategy in (said, meant)]
     assert runs[0].hash == runs[1].hash
     assert str(said) != str(meant)

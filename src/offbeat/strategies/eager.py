@@ -63,8 +63,8 @@ def eager(
     ``wait``: ``"first"`` is the paper's solo all-reduce, ``"majority"`` its majority all-reduce (a drawn initiator);
     ``"3 workers"`` or ``"50%"`` is a hard quorum. (A whole number is a number of workers, a float a fraction of them.)
 
-    ``stale``: a late gradient is carried over to the next round and counts in full (``"carry"``, the paper), or as 1 /
-    (1 + the rounds it has missed) (``"fade"``), or is lost (``"drop"``).
+    ``stale``: a late gradient is carried over to the next round and counts in full (``"carry"``, the paper), or as
+    1 / (1 + the rounds it has missed) (``"fade"``), or is lost (``"drop"``).
 
     ``sync="bounded"`` replaces full rounds by a bound: no gradient older than ``staleness`` rounds is ever applied
     (default: ``sync_every``). ``late=1`` hides the round behind the next step's computation. ``per_node=8``: eight

@@ -30,9 +30,10 @@ def matcha(graph: str | Iterable[Edge] = "ring", budget: float = 0.5, codec: Cod
     """Average the weights along random matchings of a graph, within a communication budget.
 
     The graph is cut into matchings, in which everybody talks to one other at most, and each step switches some of them
-    on, the vital ones more often. Matching j is on with probability p_j (drawn alike on all workers), and x ← W_k (x −
-    γ g) with W_k = I − α Σ_j B_j L_j. The p_j make the expected graph as well connected as the budget allows (largest
-    λ₂ of Σ p_j L_j), and α makes the replicas draw together fastest (see ``offbeat.topology.matchings``).
+    on, the vital ones more often. Matching j is on with probability p_j (drawn alike on all workers), and
+    x ← W_k (x − γ g) with W_k = I − α Σ_j B_j L_j. The p_j make the expected graph as well connected as the budget
+    allows (largest λ₂ of Σ p_j L_j), and α makes the replicas draw together fastest (see
+    ``offbeat.topology.matchings``).
 
     ``graph``: a name, or a list of edges between ranks. ``budget``: the share of the matchings that are on, on average.
 
