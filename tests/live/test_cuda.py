@@ -4,21 +4,19 @@ where several ranks share a GPU, which NCCL refuses, or where the user chose Glo
 from __future__ import annotations
 
 import gc
-from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.nn import functional as F
 
 import offbeat as ob
 from offbeat.live.transport.staging import Staging
 from offbeat.tensors.vector import Vec
-from tests.live.attached.attach_jobs import PATIENCE_S, batch, flat, net, sgd
-from tests.live.partial.partial_jobs import AT_MOST, Flow, Seen
-from tests.support import forge
-from tests.support.forge import Job
-from tests.worlds.test_twins import CASES
+from tests.support.counted import AT_MOST, Seen, one_case
+from tests.support.flows import Flow, flow_of
+from tests.support.in_step import IN_STEP as SIMPLE
+from tests.support.nets import PATIENCE_S, batch, flat, net, sgd
+from tests.support.scenarios import Call, Turns, in_turn
 
 pytestmark = [
     pytest.mark.live,
@@ -45,48 +43,53 @@ IN_STEP = (  # nobody is late, so that the result does not depend on timing
     ob.nonblocking(2, over="ring", stop=NEVER_S),
     ob.nonblocking(2, codec=ob.codec.qsgd(8), stop=NEVER_S),
 )
-METHODS = {**CASES, **{str(s): s for s in (*IN_STEP, ob.ad_psgd())}}
+METHODS = {**SIMPLE, **{str(s): s for s in (*IN_STEP, ob.ad_psgd())}}
 CODED = [name for name in METHODS if "qsgd" in name]  # codecs draw other numbers on another device
 
 
-def all_methods(rank: int, device: str, made_by: str) -> dict[str, torch.Tensor]:
-    """What every method ends with, all ranks on one device; the default group is made by the user, or by Offbeat."""
-    if made_by == "user":
-        dist.init_process_group("gloo")
-    else:
-        ob.init()
-    out, keep = {}, ob.attach(sgd(other := net()), other, ob.allreduce())
-    for name, strategy in METHODS.items():
-        model = net().to(device)
-        with ob.attach(sgd(model, lr=0.05), model, strategy, steps=STEPS, patience_s=PATIENCE_S) as optimizer:
-            for t in range(STEPS):
-                x, y = (part.to(device) for part in batch(rank, t))
-                optimizer.zero_grad()
-                if strategy.name == "nonblocking":
-                    for a, b in optimizer.micro_batches((x, y)):
-                        F.mse_loss(model(a), b).backward()
-                else:
-                    F.mse_loss(model(x), y).backward()
-                optimizer.step()
-        out[name] = flat(model).cpu()
-    keep.finish()
-    return out
+def one_method(rank: int, device: str, name: str) -> torch.Tensor:
+    """What a method ends with, all ranks on one device."""
+    strategy, model = METHODS[name], net().to(device)
+    with ob.attach(sgd(model, lr=0.05), model, strategy, steps=STEPS, patience_s=PATIENCE_S) as optimizer:
+        for t in range(STEPS):
+            x, y = (part.to(device) for part in batch(rank, t))
+            optimizer.zero_grad()
+            if strategy.name == "nonblocking":
+                for a, b in optimizer.micro_batches((x, y)):
+                    F.mse_loss(model(a), b).backward()
+            else:
+                F.mse_loss(model(x), y).backward()
+            optimizer.step()
+    return flat(model).cpu()
 
 
-PLAN = {
-    **{
-        (device, made_by): Job(__name__, "all_methods", SHARING, (device, made_by), timeout_s=600)
-        for device, made_by in (("cpu", "user"), ("cuda", "user"), ("cuda", "offbeat"))
-    },
-    "cases": Job("tests.live.partial.partial_jobs", "all_cases", SIZE, (SIZE, NAMES, BATCHES, "cuda"), timeout_s=600),
-    "memory": Job(__name__, "memory_left", SHARING, (), timeout_s=600),
-    "flows": Job("tests.live.partial.partial_jobs", "stress", SIZE, (FLOWS, "cuda"), timeout_s=600),
-}
+Methods = dict[tuple[str, str], Turns[str]]
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[Any, list[Any]]:
-    return {name: forge.values(out) for name, out in zip(PLAN, forge.run(list(PLAN.values())), strict=True)}
+def methods() -> Methods:
+    """By the device and by who makes the default group: the user or Offbeat."""
+    return {
+        (device, made_by): in_turn(
+            {name: Call(one_method, (device, name)) for name in METHODS}, SHARING, 600, init=made_by == "user"
+        )
+        for device, made_by in (("cpu", "user"), ("cuda", "user"), ("cuda", "offbeat"))
+    }
+
+
+@pytest.fixture(scope="module")
+def cases() -> Turns[str]:
+    return in_turn({name: Call(one_case, (SIZE, name, BATCHES, "cuda")) for name in NAMES}, SIZE, 600, init=False)
+
+
+@pytest.fixture(scope="module")
+def memory() -> Turns[str]:
+    return in_turn({name: Call(memory_left, (name,)) for name in METHODS}, SHARING, 600)
+
+
+@pytest.fixture(scope="module")
+def flows() -> Turns[int]:
+    return in_turn({k: Call(flow_of, (*each, "cuda")) for k, each in enumerate(FLOWS)}, SIZE, 600, init=False)
 
 
 def slow_ones(numbers: int) -> torch.Tensor:
@@ -127,69 +130,63 @@ def test_a_result_on_its_way_up_keeps_its_values_though_its_host_memory_is_used_
     assert bool((up == 1).all())
 
 
-def memory_left(rank: int) -> dict[str, list[int]]:
-    """Bytes on the GPU before each of three runs and after them, without Python's cyclic collector."""
-    dist.init_process_group("gloo")
+def memory_left(rank: int, name: str) -> list[int]:
+    """Bytes on the GPU after each of three runs, without Python's cyclic collector."""
     gc.disable()
-    out = {}
-    for name, strategy in METHODS.items():
-        model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 2)).cuda()
-        seen = []
-        for _ in range(3):
-            optimizer = ob.attach(torch.optim.SGD(model.parameters()), model, strategy, patience_s=PATIENCE_S)
-            pieces = [torch.ones(4, 256, device="cuda")]
-            for x in optimizer.micro_batches(pieces[0]) if strategy.name == "nonblocking" else pieces:
-                model(x).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            optimizer.finish()
-            del optimizer, pieces, x
-            seen.append(torch.cuda.memory_allocated())
-        out[name] = seen
-        del model
-    return out
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 2)).cuda()
+    seen = []
+    for _ in range(3):
+        optimizer = ob.attach(torch.optim.SGD(model.parameters()), model, METHODS[name], patience_s=PATIENCE_S)
+        pieces = [torch.ones(4, 256, device="cuda")]
+        for x in optimizer.micro_batches(pieces[0]) if METHODS[name].name == "nonblocking" else pieces:
+            model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.finish()
+        del optimizer, pieces, x
+        seen.append(torch.cuda.memory_allocated())
+    return seen
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_runs_one_after_the_other_need_no_more_gpu_memory(told: Any, name: str) -> None:
-    for out in told["memory"]:
-        first, second, third = out[name]
+def test_runs_one_after_the_other_need_no_more_gpu_memory(memory: Turns[str], name: str) -> None:
+    for first, second, third in memory[name]:
         assert second <= first
         assert third <= first
 
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("made_by", ["user", "offbeat"])
-def test_ranks_that_share_a_gpu_end_equal_with_every_method(told: Any, made_by: str, name: str) -> None:
-    everyones = [out[name] for out in told["cuda", made_by]]
+def test_ranks_that_share_a_gpu_end_equal_with_every_method(methods: Methods, made_by: str, name: str) -> None:
+    everyones = methods["cuda", made_by][name]
     assert all(torch.equal(one, everyones[0]) for one in everyones)
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].name != "ad_psgd"])
 @pytest.mark.parametrize("made_by", ["user", "offbeat"])
-def test_ranks_that_share_a_gpu_end_where_those_on_cpus_do(told: Any, made_by: str, name: str) -> None:
-    apart = (told["cuda", made_by][0][name] - told["cpu", "user"][0][name]).abs().max()
+def test_ranks_that_share_a_gpu_end_where_those_on_cpus_do(methods: Methods, made_by: str, name: str) -> None:
+    apart = (methods["cuda", made_by][name][0] - methods["cpu", "user"][name][0]).abs().max()
     assert apart < (0.1 if name in CODED else 1e-9)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_run_on_a_gpu_ends_with_equal_replicas_and_leaves_nothing_behind(told: Any, name: str) -> None:
-    everyone: list[Seen] = [out[name] for out in told["cases"]]
+def test_a_run_on_a_gpu_ends_with_equal_replicas_and_leaves_nothing_behind(cases: Turns[str], name: str) -> None:
+    everyone: list[Seen] = cases[name]
     assert all(torch.equal(one.final, everyone[0].final) for one in everyone)
     assert [(one.threads, one.sockets) for one in everyone] == [([], 0)] * SIZE
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_every_sample_is_applied_exactly_once_on_a_gpu(told: Any, name: str) -> None:
-    slots = (told["cases"][0][name].final * SIZE).reshape(SIZE, AT_MOST)
+def test_every_sample_is_applied_exactly_once_on_a_gpu(cases: Turns[str], name: str) -> None:
+    slots = (cases[name][0].final * SIZE).reshape(SIZE, AT_MOST)
     for rank, steps in enumerate(BATCHES):
         assert torch.allclose(slots[rank, :steps], torch.ones(steps, dtype=torch.float64), rtol=0, atol=1e-9)
         assert not slots[rank, steps:].any()
 
 
 @pytest.mark.parametrize("number", range(len(FLOWS)))
-def test_no_message_from_a_gpu_is_torn(told: Any, number: int) -> None:
-    flows: list[Flow] = [out[number] for out in told["flows"]]
-    assert all(flow.torn == 0 and flow.results == flows[0].results for flow in flows)
-    given, got = sum(flow.deposited for flow in flows), SIZE * sum(flows[0].results.values())
+def test_no_message_from_a_gpu_is_torn(flows: Turns[int], number: int) -> None:
+    seen: list[Flow] = flows[number]
+    assert all(flow.torn == 0 and flow.results == seen[0].results for flow in seen)
+    given, got = sum(flow.deposited for flow in seen), SIZE * sum(seen[0].results.values())
     assert abs(got - given) < 1e-5 * given

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 import offbeat as ob
-from tests.strategies.test_counting import Witness, one_hot, witnessed
-from tests.strategies.test_partial_laws import descend, heavy, rotating, watch
+from tests.support.witness import Witness, descend, heavy, one_hot, rotating, watch, witnessed
 
 HORIZON = 24  # steps of one worker that have a slot
 SLOWLY = ob.Network(latency_s=0.01)  # of the order of the gaps between arrivals: some come while a round is under way

@@ -1,26 +1,16 @@
-"""AD-PSGD: what meetings of two do to the sum of all weights, for any order of arrivals, in both worlds."""
+"""AD-PSGD: what meetings of two do to the sum of all weights, for any order of arrivals, in virtual time."""
 
 from __future__ import annotations
 
-import random
-from typing import Any
-
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import offbeat as ob
-from tests.live.partial.partial_jobs import AT_MOST
-from tests.strategies.test_counting import applied, counting, produced
-from tests.support import forge
-from tests.support.forge import Job
+from tests.support.witness import applied, counting, produced
 
 GRAPHS = ["exponential", "ring", "complete"]
 LATE = [None, ob.delays.exponential(0.3), ob.delays.chronic(rank=0, seconds=0.7), ob.delays.pareto(0.05, alpha=1.3)]
-
-
-# In virtual time.
 
 
 @given(
@@ -70,56 +60,3 @@ def test_the_same_seed_draws_the_same_meetings():
     runs = [ob.simulate(ob.ad_psgd(), counting(5), 5, 8, delays=LATE[1], seed=7) for _ in range(2)]
     assert torch.equal(runs[0].final, runs[1].final)
     assert [r.end_s for r in runs[0].trace.rounds] == [r.end_s for r in runs[1].trace.rounds]
-
-
-# Between processes.
-
-SIZES = (2, 3, 6)
-STEPS = (9, 0, 14, 7, 12, 3)
-
-
-def meeting(rank: int, size: int) -> dict[str, Any]:
-    """Uneven steps with random lateness on three graphs; counts, and what was noted."""
-    from tests.live.partial.partial_jobs import counted, held
-
-    keep = held()
-    out = {}
-    for graph in GRAPHS:
-        late = random.Random(f"{graph} {rank}")
-        out[graph] = counted(rank, size, ob.ad_psgd(graph), STEPS[:size], lambda _, d=late: d.choice((0.0, 0.003)))
-    keep.finish()
-    return out
-
-
-@pytest.fixture(scope="module")
-def told() -> dict[int, list[Any]]:
-    jobs = [Job(__name__, "meeting", size, (size,)) for size in SIZES]
-    return {size: forge.values(out) for size, out in zip(SIZES, forge.run(jobs), strict=True)}
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("graph", GRAPHS)
-def test_live_every_step_is_in_the_mean_once_and_replicas_end_equal(told, size, graph):
-    outs = [out[graph] for out in told[size]]
-    assert all(torch.equal(out.final, outs[0].final) for out in outs)
-    slots = (outs[0].final * size).reshape(size, AT_MOST)
-    for rank, steps in enumerate(STEPS[:size]):
-        assert torch.allclose(slots[rank, :steps], torch.ones(steps, dtype=torch.float64), rtol=0, atol=1e-9)
-        assert not slots[rank, steps:].any()
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("size", SIZES)
-def test_live_every_meeting_is_noted_with_its_staleness_and_its_wait(told, size):
-    for graph in GRAPHS:
-        for rank, out in enumerate(told[size]):
-            rounds = out[graph].rounds
-            assert len(rounds) == STEPS[rank]
-            assert all(r.started_by == rank and r.staleness[rank] >= 0 and r.waited_s[rank] >= 0 for r in rounds)
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("size", SIZES)
-def test_live_nothing_is_left_behind(told, size):
-    assert all((out[g].threads, out[g].sockets) == ([], 0) for out in told[size] for g in GRAPHS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 
 import pytest
 import torch
@@ -11,35 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import offbeat as ob
-from tests.strategies.test_counting import Witness, witnessed
+from tests.support.witness import descend, heavy, noise, rotating, watch
 
 TASK = ob.tasks.regression(dimension=4, batch=2)
 AT_ONCE = ob.Network(latency_s=0.0, bandwidth_Bps=1e30)
 WAITS = ["first", "majority", 2, 0.5, "everyone"]
 both_ways = pytest.mark.parametrize("catch_up", ["current", "every_step"])
-
-
-def noise(rank: int, step: int, dimension: int = 3) -> torch.Tensor:
-    draw = random.Random(hash((rank, step)))
-    return torch.tensor([draw.uniform(-1, 1) for _ in range(dimension)], dtype=torch.float64)
-
-
-def descend(rank: int, step: int, x: torch.Tensor) -> torch.Tensor:
-    """A gradient that depends on the weights: of ‖x − target‖²/2, with a target of each sample's own."""
-    return x - 4.0 * noise(rank, step, len(x))
-
-
-def watch(strategy: ob.Strategy, workers: int, gradient=descend, lr=0.3, dimension=3, **how) -> tuple[ob.Run, Witness]:
-    watched, seen = witnessed(strategy, gradient, dimension, lr)
-    return ob.simulate(watched, None, workers, parameters=1, **how), seen
-
-
-def heavy(seed: int):
-    return lambda step, rank: 0.05 * random.Random(hash((seed, step, rank))).paretovariate(1.2)
-
-
-def rotating(step: int, rank: int) -> float:
-    return 0.1 + 0.13 * ((rank + 2 * step) % 5) + 0.001 * rank
 
 
 def equal_rows(rows) -> bool:

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ import pytest
 import torch
 
 import offbeat as ob
-from tests.live.attached.attach_jobs import loss, net, sgd
 from tests.support import forge
 from tests.support.forge import Job, hear, say
+from tests.support.nets import loss, net, sgd
 
 pytestmark = pytest.mark.live
 
@@ -176,30 +177,32 @@ def fine(rank: int) -> None:
     assert not torch.distributed.is_initialized()
 
 
-def _job(function: str, size: int, *args: Any, rank_0_hosts: bool = False) -> Job:
-    return Job(__name__, function, size, args, timeout_s=120, whole_end=True, rank_0_hosts=rank_0_hosts)
+def _job(function: Callable[..., Any], size: int, *args: Any, rank_0_hosts: bool = False) -> Job:
+    return Job(function, size, args, timeout_s=120, whole_end=True, rank_0_hosts=rank_0_hosts)
 
 
 RAISED = [("allreduce", "with"), ("dasgd", "with"), ("dpsgd", "with"), ("noloco", "with")]
 RAISED += [("allreduce", "plain"), ("local_sgd", "plain"), ("dasgd", "plain"), ("qsgd", "plain")]
 KILLED = [("allreduce", 1), ("local_sgd", 1), ("dasgd", 1), ("dpsgd", 1), ("allreduce", 0)]
 PLAN: dict[Any, Job] = {
-    **{key: _job("failing", SIZE, *key) for key in RAISED},
-    **{(name, who): _job("failing", SIZE, name, "killed", who) for name, who in KILLED},
-    "hosting": _job("failing", SIZE, "local_sgd", "killed", 0, rank_0_hosts=True),
-    "end": _job("failing_at_the_end", SIZE),
-    "patient": _job("patient", 3),
-    "busy": _job("killed_beside_a_busy_one", 3),
-    "cut off": _job("cut_off", 2),
-    "interrupted allreduce": _job("interrupted", 2, "allreduce"),
-    "interrupted local_sgd": _job("interrupted", 2, "local_sgd"),
-    **{f"fine {k}": _job("fine", 3, rank_0_hosts=k % 2 == 0) for k in range(4)},
+    **{key: _job(failing, SIZE, *key) for key in RAISED},
+    **{(name, who): _job(failing, SIZE, name, "killed", who) for name, who in KILLED},
+    "hosting": _job(failing, SIZE, "local_sgd", "killed", 0, rank_0_hosts=True),
+    "end": _job(failing_at_the_end, SIZE),
+    "patient": _job(patient, 3),
+    "busy": _job(killed_beside_a_busy_one, 3),
+    "cut off": _job(cut_off, 2),
+    "interrupted allreduce": _job(interrupted, 2, "allreduce"),
+    "interrupted local_sgd": _job(interrupted, 2, "local_sgd"),
+    **{f"fine {k}": _job(fine, 3, rank_0_hosts=k % 2 == 0) for k in range(4)},
 }
+
+Ended = dict[Any, list[forge.Outcome]]
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[Any, list[forge.Outcome]]:
-    return dict(zip(PLAN, forge.run(list(PLAN.values())), strict=True))
+def ended() -> Ended:
+    return dict(zip(PLAN, forge.run(list(PLAN.values()), at_once=2), strict=True))
 
 
 def seconds_after(outcomes: list[forge.Outcome], who: int) -> float:
@@ -208,8 +211,8 @@ def seconds_after(outcomes: list[forge.Outcome], who: int) -> float:
 
 
 @pytest.mark.parametrize(("name", "how"), RAISED)
-def test_the_others_end_with_the_rank_and_the_words_of_the_one_that_raised(told: Any, name: str, how: str) -> None:
-    outcomes = told[name, how]
+def test_the_others_end_with_the_rank_and_the_words_of_the_one_that_raised(ended: Ended, name: str, how: str) -> None:
+    outcomes = ended[name, how]
     assert "ValueError: the disk is full" in outcomes[1].error
     assert [outcome.exit_code for outcome in outcomes] == [1] * SIZE
     for outcome in outcomes[:1] + outcomes[2:]:
@@ -218,8 +221,8 @@ def test_the_others_end_with_the_rank_and_the_words_of_the_one_that_raised(told:
 
 
 @pytest.mark.parametrize(("name", "who"), KILLED)
-def test_the_others_end_and_name_the_rank_that_was_killed(told: Any, name: str, who: int) -> None:
-    outcomes = told[name, who]
+def test_the_others_end_and_name_the_rank_that_was_killed(ended: Ended, name: str, who: int) -> None:
+    outcomes = ended[name, who]
     assert outcomes[who].exit_code == -signal.SIGKILL
     for rank, outcome in enumerate(outcomes):
         if rank != who:
@@ -228,47 +231,47 @@ def test_the_others_end_and_name_the_rank_that_was_killed(told: Any, name: str, 
     assert seconds_after(outcomes, who) < 60
 
 
-def test_a_rank_that_is_only_busy_is_not_taken_for_the_one_that_was_killed(told: Any) -> None:
-    for outcome in (told["busy"][0], told["busy"][2]):
+def test_a_rank_that_is_only_busy_is_not_taken_for_the_one_that_was_killed(ended: Ended) -> None:
+    for outcome in (ended["busy"][0], ended["busy"][2]):
         assert outcome.exit_code == 1, outcome.stderr
         assert outcome.error.endswith("rank 1 gives no sign of life: the process has ended")
 
 
-def test_of_a_rank_that_is_cut_off_it_is_not_said_that_it_has_ended(told: Any) -> None:
-    waiting, cut = told["cut off"]
+def test_of_a_rank_that_is_cut_off_it_is_not_said_that_it_has_ended(ended: Ended) -> None:
+    waiting, cut = ended["cut off"]
     assert cut.exit_code == 0, cut.stderr
     assert waiting.error.endswith("rank 1 gives no sign of life: its connection has closed")
 
 
-def test_the_others_end_when_the_rank_that_hosts_the_store_is_killed(told: Any) -> None:
-    outcomes = told["hosting"]
+def test_the_others_end_when_the_rank_that_hosts_the_store_is_killed(ended: Ended) -> None:
+    outcomes = ended["hosting"]
     for outcome in outcomes[1:]:
         assert outcome.exit_code == 1, outcome.stderr
         assert "rank 0 gives no sign of life: the process has ended" in outcome.error
     assert seconds_after(outcomes, 0) < 60
 
 
-def test_a_rank_that_waits_in_finish_hears_of_a_failure(told: Any) -> None:
-    for outcome in told["end"][:1] + told["end"][2:]:
+def test_a_rank_that_waits_in_finish_hears_of_a_failure(ended: Ended) -> None:
+    for outcome in ended["end"][:1] + ended["end"][2:]:
         assert outcome.exit_code == 1
         assert "PeerFailed: rank 1 failed: ValueError: the disk is full" in outcome.error
-    assert seconds_after(told["end"], 1) < 60
+    assert seconds_after(ended["end"], 1) < 60
 
 
-def test_patience_ends_a_wait_for_a_rank_that_does_not_come(told: Any) -> None:
-    outcomes = told["patient"]
+def test_patience_ends_a_wait_for_a_rank_that_does_not_come(ended: Ended) -> None:
+    outcomes = ended["patient"]
     assert all("waited 5 s for the gradients of step 2" in outcomes[rank].error for rank in (0, 2))
     assert all(outcome.exit_code == 1 and not outcome.hung for outcome in outcomes)
 
 
 @pytest.mark.parametrize("name", ["allreduce", "local_sgd"])
-def test_an_interrupt_ends_a_wait_at_once(told: Any, name: str) -> None:
-    waiting = told[f"interrupted {name}"][0]
+def test_an_interrupt_ends_a_wait_at_once(ended: Ended, name: str) -> None:
+    waiting = ended[f"interrupted {name}"][0]
     assert waiting.returned, waiting.stderr
     assert waiting.value < 10
 
 
 @pytest.mark.parametrize("k", range(4))
-def test_a_run_that_ends_well_ends_all_processes(told: Any, k: int) -> None:
-    outcomes = told[f"fine {k}"]
+def test_a_run_that_ends_well_ends_all_processes(ended: Ended, k: int) -> None:
+    outcomes = ended[f"fine {k}"]
     assert [(o.exit_code, o.hung, o.stderr) for o in outcomes] == [(0, False, "")] * 3

@@ -16,9 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import offbeat as ob
-from tests.support import forge
-from tests.support.forge import Job
-from tests.worlds.test_twins import CASES as IN_STEP
+from tests.support.in_step import IN_STEP
+from tests.support.scenarios import Call, Turns, in_turn
 
 pytestmark = pytest.mark.live
 
@@ -150,59 +149,57 @@ def trained(rank: int, strategy: ob.Strategy, fails: bool) -> dict[str, Any]:
     return out
 
 
-def runs(rank: int, names: list[str], fails: bool) -> dict[str, dict[str, Any]]:
-    dist.init_process_group("gloo")
+def run(rank: int, name: str, fails: bool) -> dict[str, Any]:
     gc.collect()
     gc.disable()
     warnings.simplefilter("ignore")  # of samples that nobody reached
-    out = {name: trained(rank, {**CASES, **NODES}[name], fails) for name in names}
+    out = trained(rank, {**CASES, **NODES}[name], fails)
     gc.enable()
-    dist.destroy_process_group()
     return out
 
 
-PLAN: dict[Any, Job] = {
-    (size, fails): Job(__name__, "runs", size, (list(NODES if size == 4 else CASES), fails))
-    for size in (1, 3, 4)
-    for fails in (False, True)
-}
-EVERY = [(size, fails, name) for size, fails in PLAN for name in (NODES if size == 4 else CASES)]
+GROUPS = [(size, fails) for size in (1, 3, 4) for fails in (False, True)]
+EVERY = [(size, fails, name) for size, fails in GROUPS for name in (NODES if size == 4 else CASES)]
+Ran = dict[tuple[int, bool], Turns[str]]
 each_run = pytest.mark.parametrize(("size", "fails", "name"), EVERY)
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[Any, list[forge.Outcome]]:
-    return dict(zip(PLAN, forge.run(list(PLAN.values())), strict=True))
+def ran() -> Ran:
+    return {
+        (size, fails): in_turn({n: Call(run, (n, fails)) for n in (NODES if size == 4 else CASES)}, size)
+        for size, fails in GROUPS
+    }
 
 
 @each_run
-def test_the_memory_of_a_run_that_has_ended_is_given_back_at_once(told: Any, size: int, fails: bool, name: str) -> None:
-    for out in forge.values(told[size, fails]):
-        assert out[name]["extra bytes"] < FEW_BYTES, "beyond what state_dict() holds"
-        assert out[name]["extra bytes without the optimizer"] < FEW_BYTES
+def test_the_memory_of_a_run_that_has_ended_is_given_back_at_once(ran: Ran, size: int, fails: bool, name: str) -> None:
+    for out in ran[size, fails][name]:
+        assert out["extra bytes"] < FEW_BYTES, "beyond what state_dict() holds"
+        assert out["extra bytes without the optimizer"] < FEW_BYTES
 
 
 @each_run
-def test_a_part_of_a_model_is_saved_by_itself_after_the_end(told: Any, size: int, fails: bool, name: str) -> None:
-    for out in forge.values(told[size, fails]):
-        assert out[name]["grown bytes"] < FEW_BYTES
-        assert out[name]["grown gradient"] == 0
+def test_a_part_of_a_model_is_saved_by_itself_after_the_end(ran: Ran, size: int, fails: bool, name: str) -> None:
+    for out in ran[size, fails][name]:
+        assert out["grown bytes"] < FEW_BYTES
+        assert out["grown gradient"] == 0
 
 
 @each_run
-def test_the_tensors_of_a_model_stay_what_they_were(told: Any, size: int, fails: bool, name: str) -> None:
-    for out in forge.values(told[size, fails]):
-        assert (out[name]["same values"], out[name]["same facts"], out[name]["momentum"]) == (True, True, True)
+def test_the_tensors_of_a_model_stay_what_they_were(ran: Ran, size: int, fails: bool, name: str) -> None:
+    for out in ran[size, fails][name]:
+        assert (out["same values"], out["same facts"], out["momentum"]) == (True, True, True)
 
 
 @each_run
-def test_an_optimizer_still_tells_of_its_run_after_the_end(told: Any, size: int, fails: bool, name: str) -> None:
+def test_an_optimizer_still_tells_of_its_run_after_the_end(ran: Ran, size: int, fails: bool, name: str) -> None:
     partial = name.startswith(("eager", "wagma")) and size != 4
-    for out in forge.values(told[size, fails]):
-        said, waited, sent, lost, rounds = out[name]["told"]
+    for out in ran[size, fails][name]:
+        said, waited, sent, lost, rounds = out["told"]
         assert said
         assert waited
         assert isinstance(lost, list)
         assert not partial or rounds > 0
         assert sent or size == 1 or "diloco" in name or "local_sgd" in name or "noloco" in name or "matcha" in name
-        assert out[name]["samples used"] > 0 or not name.startswith("nonblocking")
+        assert out["samples used"] > 0 or not name.startswith("nonblocking")

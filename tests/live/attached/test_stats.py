@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import offbeat as ob
-from tests.support.processes import returned, run_processes
+from tests.support import forge
+from tests.support.forge import Job
 
 LATE_S = 0.25  # far more than a busy machine makes anybody late
 
@@ -46,7 +47,8 @@ def train_and_log(rank: int) -> tuple[list[tuple[str, float, int]], ob.live.Summ
 
 @pytest.mark.live
 def test_after_finish_every_worker_knows_who_was_slow() -> None:
-    summaries = returned(run_processes(2, train, ob.allreduce(), 12, 1))
+    (outcomes,) = forge.run([Job(train, 2, (ob.allreduce(), 12, 1))])
+    summaries = forge.values(outcomes)
     assert summaries[0].sentences == summaries[1].sentences
     assert "Rank 1 is chronically slow" in str(summaries[0])
     assert summaries[0].wait_s > summaries[1].wait_s
@@ -56,7 +58,8 @@ def test_after_finish_every_worker_knows_who_was_slow() -> None:
 
 @pytest.mark.live
 def test_a_log_hears_of_every_step() -> None:
-    (heard, summary), _ = returned(run_processes(2, train_and_log))
+    (outcomes,) = forge.run([Job(train_and_log, 2)])
+    (heard, summary), _ = forge.values(outcomes)
     seen: dict[str, list[float]] = {}
     for tag, value, step in heard:
         assert step == len(seen.setdefault(tag, []))

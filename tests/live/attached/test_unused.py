@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import offbeat as ob
 from tests.support import forge
 from tests.support.forge import Job, hear, say
+from tests.support.scenarios import Call, Turns, in_turn
 
 pytestmark = pytest.mark.live
 
@@ -90,14 +91,6 @@ def trained(rank: int, strategy: ob.Strategy, size: int) -> list[list[Tensor]]:
     return [*seen, model.copies()]
 
 
-def all_cases(rank: int, size: int) -> dict[str, list[list[Tensor]]]:
-    ob.init()
-    keep = made(ob.allreduce())[1]
-    out = {name: trained(rank, strategy, size) for name, strategy in CASES[size].items()}
-    keep.finish()
-    return out
-
-
 def late(rank: int, codec: bool) -> list[list[Tensor]]:
     """Rank 1 uses a layer in a step that comes too late; what it owes then goes with a step that does not use it."""
     model, optimizer = made(ob.eager(sync_every=None, codec=CODED if codec else None))
@@ -156,53 +149,46 @@ def owed(rank: int) -> list[list[Tensor]]:
     return [*seen, model.copies()]
 
 
-PLAN: dict[Any, Job] = {
-    **{size: Job(__name__, "all_cases", size, (size,)) for size in CASES},
-    "late": Job(__name__, "late", 2, (False,)),
-    "late, coded": Job(__name__, "late", 2, (True,)),
-    "owed": Job(__name__, "owed", 2),
-}
+Ran = dict[int, Turns[str]]
 EVERY = [(size, name) for size, cases in CASES.items() for name in cases]
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[Any, list[forge.Outcome]]:
-    return dict(zip(PLAN, forge.run(list(PLAN.values())), strict=True))
+def ran() -> Ran:
+    return {n: in_turn({k: Call(trained, (s, n)) for k, s in CASES[n].items()}, n, init=False) for n in CASES}
 
 
 @pytest.mark.parametrize(("size", "name"), EVERY)
-def test_what_nobody_uses_does_not_move(told: Any, size: int, name: str) -> None:
-    for out in forge.values(told[size]):
-        begin, _, end = out[name]
+def test_what_nobody_uses_does_not_move(ran: Ran, size: int, name: str) -> None:
+    for begin, _, end in ran[size][name]:
         assert torch.equal(begin[2], end[2])
         assert not torch.equal(begin[0], end[0])
 
 
 @pytest.mark.parametrize(("size", "name"), [case for case in EVERY if "'drop'" not in case[1]])
-def test_what_some_use_moves_on_all(told: Any, size: int, name: str) -> None:
-    outs = [out[name] for out in forge.values(told[size])]
+def test_what_some_use_moves_on_all(ran: Ran, size: int, name: str) -> None:
+    outs = ran[size][name]
     for begin, _, end in outs:
         assert not torch.equal(begin[1], end[1])
         assert torch.equal(end[1], outs[0][2][1])
 
 
 @pytest.mark.parametrize(("size", "name"), [case for case in EVERY if not case[1].startswith("eager(wait='first'")])
-def test_what_some_will_use_does_not_move_before(told: Any, size: int, name: str) -> None:
-    for out in forge.values(told[size]):
-        begin, first, _ = out[name]
+def test_what_some_will_use_does_not_move_before(ran: Ran, size: int, name: str) -> None:
+    for begin, first, _ in ran[size][name]:
         assert torch.equal(begin[1], first[1])
 
 
 @pytest.mark.parametrize(("size", "name"), [(size, str(s)) for size, cases in EXACT.items() for s in cases])
-def test_what_some_use_takes_the_average_with_zeros_from_the_others(told: Any, size: int, name: str) -> None:
-    for out in forge.values(told[size]):
-        for ours, reference in zip(out[name][2], out["allreduce()"][2], strict=True):
-            torch.testing.assert_close(ours, reference, rtol=0, atol=1e-12)
+def test_what_some_use_takes_the_average_with_zeros_from_the_others(ran: Ran, size: int, name: str) -> None:
+    for (*_, ours), (*_, reference) in zip(ran[size][name], ran[size]["allreduce()"], strict=True):
+        torch.testing.assert_close(ours, reference, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("case", ["late", "late, coded"])
-def test_a_gradient_that_is_carried_still_knows_what_it_used(told: Any, case: str) -> None:
-    (begin, *before, _, last), (_, at_first, then, other) = forge.values(told[case])
+@pytest.mark.parametrize("coded", [False, True], ids=["late", "late, coded"])
+def test_a_gradient_that_is_carried_still_knows_what_it_used(coded: bool) -> None:
+    (outcomes,) = forge.run([Job(late, 2, (coded,))])
+    (begin, *before, _, last), (_, at_first, then, other) = forge.values(outcomes)
     assert all(torch.equal(seen[1], begin[1]) for seen in before)
     assert torch.equal(at_first[1], begin[1])  # it came too late: the rounds before it did not use the layer
     assert not torch.equal(then[1], begin[1])
@@ -210,8 +196,9 @@ def test_a_gradient_that_is_carried_still_knows_what_it_used(told: Any, case: st
     assert torch.equal(last[2], begin[2])
 
 
-def test_a_gradient_that_is_saved_still_knows_what_it_used(told: Any) -> None:
-    for begin, stopped, end in forge.values(told["owed"]):
+def test_a_gradient_that_is_saved_still_knows_what_it_used() -> None:
+    (outcomes,) = forge.run([Job(owed, 2)])
+    for begin, stopped, end in forge.values(outcomes):
         assert torch.equal(stopped[1], begin[1])
         assert not torch.equal(end[1], begin[1])
         assert torch.equal(end[2], begin[2])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import free_port
+from tests.support.ports import hold_port
 
 pytestmark = pytest.mark.live
 
@@ -78,8 +78,9 @@ def test_a_plain_script_that_fails_on_one_rank_ends_under_torchrun(tmp_path: Pat
 
 def test_two_agents_train_together(tmp_path: Path) -> None:
     where = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "two"]
-    where += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--local-addr", "127.0.0.1"]
-    agents = [torchrun(tmp_path, where, "dpsgd") for _ in range(2)]
-    for code, stderr in [ended(agent) for agent in agents]:
-        assert code == 0, stderr
+    with hold_port() as held:
+        where += ["--rdzv-endpoint", f"127.0.0.1:{held.getsockname()[1]}", "--local-addr", "127.0.0.1"]
+        agents = [torchrun(tmp_path, where, "dpsgd") for _ in range(2)]
+        for code, stderr in [ended(agent) for agent in agents]:
+            assert code == 0, stderr
     results(tmp_path, 2)

@@ -6,23 +6,25 @@ must then not wait for them. Where all of them are on their way, it does: what m
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import offbeat as ob
-from tests.live.attached.attach_jobs import flat, loss, net, sgd, trained
 from tests.support import forge
 from tests.support.forge import Job, hear, say
+from tests.support.nets import flat, loss, net, sgd, trained
+from tests.support.scenarios import Call, Told, Turns, in_turn, scenario
 
 pytestmark = pytest.mark.live
 
@@ -75,9 +77,9 @@ def _round_trip(rank: int) -> None:
         dist.recv(token, SIZE - 1)
 
 
-def meetings(folder: Path) -> dict[str, Meet]:
-    pair, ours = [dist.new_group([0, 1]), dist.new_group([2, 3])], torch.nn.Linear(3, 1)
-    ddp = DistributedDataParallel(ours)
+def meetings(folder: str) -> dict[str, Meet]:
+    pair = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    ddp, numbers = DistributedDataParallel(torch.nn.Linear(3, 1)), itertools.count()
 
     def of_two(rank: int) -> None:
         dist.all_reduce(torch.zeros(1), group=pair[rank // 2])
@@ -85,10 +87,8 @@ def meetings(folder: Path) -> dict[str, Meet]:
     def another_model(rank: int) -> None:
         ddp(torch.ones(2, 3)).sum().backward()
 
-    numbers = itertools.count()
-
     def checkpoint(rank: int) -> None:
-        dcp.save({"weight": torch.ones(4)}, checkpoint_id=folder / str(next(numbers)))
+        dcp.save({"weight": torch.ones(4)}, checkpoint_id=Path(folder, str(next(numbers))))
 
     return {
         "all_reduce": lambda rank: dist.all_reduce(torch.zeros(1)),
@@ -109,31 +109,31 @@ def table() -> list[tuple[str, str]]:
     return [(kind, name) for kind in KINDS for name in (METHODS if kind in EVERYWHERE else few)]
 
 
-def beside_own_collectives(rank: int, folder: str) -> dict[tuple[str, str], Any]:
-    dist.init_process_group("gloo")
-    out = {}
-    known = meetings(Path(folder))
-    for kind, name in table():
-        model, meet = net(), known[kind]
-        with ob.attach(sgd(model, momentum=0.0), model, METHODS[name], patience_s=PATIENCE_S) as optimizer:
-            for t in range(STEPS):
-                time.sleep(0.004 if rank == 1 else 0.0)
-                optimizer.zero_grad()
-                value = loss(model, rank, t)
-                if t % EVERY == 1:  # in the middle of a step, as where a loss is logged in forward
-                    meet(rank)
-                value.backward()
-                optimizer.step()
-                if t % EVERY == 2:
-                    meet(rank)
-        out[kind, name] = flat(model)
-    dist.destroy_process_group()
-    return out
+@functools.cache
+def known(folder: str) -> dict[str, Meet]:
+    """Made once in each group of processes, for all scenarios that it runs."""
+    return meetings(folder)
 
 
-def full_rounds(rank: int) -> list[tuple[Any, Any]]:
+def beside_own_collectives(rank: int, kind: str, name: str, folder: str) -> Tensor:
+    model, meet = net(), known(folder)[kind]
+    with ob.attach(sgd(model, momentum=0.0), model, METHODS[name], patience_s=PATIENCE_S) as optimizer:
+        for t in range(STEPS):
+            time.sleep(0.004 if rank == 1 else 0.0)
+            optimizer.zero_grad()
+            value = loss(model, rank, t)
+            if t % EVERY == 1:  # in the middle of a step, as where a loss is logged in forward
+                meet(rank)
+            value.backward()
+            optimizer.step()
+            if t % EVERY == 2:
+                meet(rank)
+    return flat(model)
+
+
+@scenario(SIZE)
+def full_rounds(rank: int) -> list[tuple[Tensor, Tensor]]:
     """Every round is full, so this is allreduce, whatever is logged in between and whoever is late."""
-    dist.init_process_group("gloo")
     want = trained(rank, ob.allreduce(), 30)
     out = []
     for strategy in (ob.eager(sync_every=1), ob.eager(wait="everyone"), ob.eager(sync_every=1, wait="majority")):
@@ -146,7 +146,6 @@ def full_rounds(rank: int) -> list[tuple[Any, Any]]:
                 optimizer.step()
                 dist.all_reduce(torch.zeros(1))
         out.append((flat(model), want))
-    dist.destroy_process_group()
     return out
 
 
@@ -161,26 +160,22 @@ PAIRS = [
 ]
 
 
-def two_optimizers(rank: int) -> list[tuple[Any, Any]]:
+def two_optimizers(rank: int, number: int) -> tuple[Tensor, Tensor]:
     """As in a GAN: one of them takes several steps for one of the other's, and workers differ in speed and order."""
-    dist.init_process_group("gloo")
-    out = []
-    for number, (one, other) in enumerate(PAIRS):
-        draw = random.Random(10 * number + rank)
-        left, right = net(), net(1)
-        first = ob.attach(sgd(left, momentum=0.0), left, one, patience_s=PATIENCE_S)
-        second = ob.attach(sgd(right, momentum=0.0), right, other, patience_s=PATIENCE_S)
-        for t in range(8):
-            for model, optimizer in ((left, first), (left, first), (right, second)):
-                time.sleep(draw.choice((0.0, 0.0, 0.01, 0.04)))
-                optimizer.zero_grad()
-                loss(model, rank, t).backward()
-                optimizer.step()
-        first.finish()
-        second.finish()
-        out.append((flat(left), flat(right)))
-    dist.destroy_process_group()
-    return out
+    one, other = PAIRS[number]
+    draw = random.Random(10 * number + rank)
+    left, right = net(), net(1)
+    first = ob.attach(sgd(left, momentum=0.0), left, one, patience_s=PATIENCE_S)
+    second = ob.attach(sgd(right, momentum=0.0), right, other, patience_s=PATIENCE_S)
+    for t in range(8):
+        for model, optimizer in ((left, first), (left, first), (right, second)):
+            time.sleep(draw.choice((0.0, 0.0, 0.01, 0.04)))
+            optimizer.zero_grad()
+            loss(model, rank, t).backward()
+            optimizer.step()
+    first.finish()
+    second.finish()
+    return flat(left), flat(right)
 
 
 def unnoticed(rank: int) -> None:
@@ -196,39 +191,41 @@ def unnoticed(rank: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[forge.Outcome]]:
+def beside(tmp_path_factory: pytest.TempPathFactory) -> Turns[tuple[str, str]]:
     folder = str(tmp_path_factory.mktemp("checkpoints"))
-    plan = {
-        "own": Job(__name__, "beside_own_collectives", SIZE, (folder,)),
-        "full": Job(__name__, "full_rounds", SIZE),
-        "two": Job(__name__, "two_optimizers", 3),
-        "unnoticed": Job(__name__, "unnoticed", 3, timeout_s=120),
-    }
-    return dict(zip(plan, forge.run(list(plan.values())), strict=True))
+    return in_turn({case: Call(beside_own_collectives, (*case, folder)) for case in table()}, SIZE)
 
 
 @pytest.mark.parametrize(("kind", "method"), table())
-def test_a_collective_of_the_scripts_own_never_locks_and_all_end_equal(told: Any, kind: str, method: str) -> None:
-    outs = forge.values(told["own"])
-    assert all(torch.equal(out[kind, method], outs[0][kind, method]) for out in outs)
+def test_a_collective_of_the_scripts_own_never_locks_and_all_end_equal(
+    beside: Turns[tuple[str, str]], kind: str, method: str
+) -> None:
+    outs = beside[kind, method]
+    assert all(torch.equal(out, outs[0]) for out in outs)
 
 
-def test_rounds_that_must_be_full_stay_full_beside_them(told: Any) -> None:
-    for out in forge.values(told["full"]):
+def test_rounds_that_must_be_full_stay_full_beside_them(told: Told) -> None:
+    for out in told(full_rounds):
         for got, want in out:
             torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
 
 
+@pytest.fixture(scope="module")
+def pairs() -> Turns[int]:
+    return in_turn({number: Call(two_optimizers, (number,)) for number in range(len(PAIRS))}, 3)
+
+
 @pytest.mark.parametrize("pair", range(len(PAIRS)), ids=lambda k: " and ".join(s.name for s in PAIRS[k]))
-def test_two_attached_optimizers_do_not_lock(told: Any, pair: int) -> None:
-    outs = [out[pair] for out in forge.values(told["two"])]
+def test_two_attached_optimizers_do_not_lock(pairs: Turns[int], pair: int) -> None:
+    outs = pairs[pair]
     for mine in outs:
         assert torch.equal(mine[0], outs[0][0])
         assert torch.equal(mine[1], outs[0][1])
 
 
-def test_a_wait_that_nobody_can_see_ends_with_what_each_worker_was_doing(told: Any) -> None:
-    error = told["unnoticed"][1].error
+def test_a_wait_that_nobody_can_see_ends_with_what_each_worker_was_doing() -> None:
+    (outcomes,) = forge.run([Job(unnoticed, 3, timeout_s=120)])
+    error = outcomes[1].error
     assert "waited 3 s for round 2 of 'eager'" in error
     for rank in (0, 2):
         assert f"rank {rank} is busy, at forge.py:" in error

@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-from tests.live.partial.partial_jobs import NEVER, Flow
-from tests.support import forge
-from tests.support.forge import Job
+import offbeat as ob
+from tests.support.flows import Flow, flow_of
+from tests.support.forge import hear, said, say
+from tests.support.scenarios import Call, Turns, in_turn
 
 pytestmark = pytest.mark.live
 
@@ -23,43 +25,74 @@ FLOWS = (
     if FULL
     else ((1, 25), (1_000, 25), (100_000, 20), (1_000_000, 8))
 )  # (numbers in a message, steps of each worker)
-BESIDE = 20  # steps of the others while one takes its second
-PLAN: dict[str, Job] = {
-    "flows": Job("tests.live.partial.partial_jobs", "stress", SIZE, (FLOWS,), timeout_s=600),
-    "straggler": Job("tests.live.partial.partial_jobs", "beside_a_straggler", 3, (3, [*NEVER], BESIDE), timeout_s=600),
-}
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, list[Any]]:
-    return {name: forge.values(out) for name, out in zip(PLAN, forge.run(list(PLAN.values())), strict=True)}
+def flows() -> Turns[int]:
+    return in_turn({k: Call(flow_of, each) for k, each in enumerate(FLOWS)}, SIZE, timeout_s=600, init=False)
 
 
 @pytest.mark.parametrize("number", range(len(FLOWS)), ids=[str(numbers) for numbers, _ in FLOWS])
-def test_no_message_is_torn_and_all_see_the_same_results(told: Any, number: int) -> None:
-    flows: list[Flow] = [out[number] for out in told["flows"]]
-    assert all(flow.torn == 0 for flow in flows)
-    assert all(flow.results == flows[0].results for flow in flows)
-    assert list(flows[0].results) == list(range(len(flows[0].results)))
-    assert len(flows[0].results) >= FLOWS[number][1]
+def test_no_message_is_torn_and_all_see_the_same_results(flows: Turns[int], number: int) -> None:
+    seen: list[Flow] = flows[number]
+    assert all(flow.torn == 0 for flow in seen)
+    assert all(flow.results == seen[0].results for flow in seen)
+    assert list(seen[0].results) == list(range(len(seen[0].results)))
+    assert len(seen[0].results) >= FLOWS[number][1]
 
 
 @pytest.mark.parametrize("number", range(len(FLOWS)), ids=[str(numbers) for numbers, _ in FLOWS])
-def test_the_results_add_up_to_what_was_deposited(told: Any, number: int) -> None:
-    flows: list[Flow] = [out[number] for out in told["flows"]]
-    given, got = sum(flow.deposited for flow in flows), SIZE * sum(flows[0].results.values())
+def test_the_results_add_up_to_what_was_deposited(flows: Turns[int], number: int) -> None:
+    seen: list[Flow] = flows[number]
+    given, got = sum(flow.deposited for flow in seen), SIZE * sum(seen[0].results.values())
     assert abs(got - given) < 1e-5 * given
 
 
-def test_memory_is_flat(told: Any) -> None:
-    for out in told["flows"]:
-        for flow in out:
-            # Of the trays and results that are there at a moment there may be a few more or a few less.
-            few = 40 * 4 * flow.numbers
-            assert flow.end_bytes < 1.05 * flow.warm_bytes + few
+@pytest.mark.parametrize("number", range(len(FLOWS)), ids=[str(numbers) for numbers, _ in FLOWS])
+def test_memory_is_flat(flows: Turns[int], number: int) -> None:
+    seen: list[Flow] = flows[number]
+    for flow in seen:
+        # Of the trays and results that are there at a moment there may be a few more or a few less.
+        few = 40 * 4 * flow.numbers
+        assert flow.end_bytes < 1.05 * flow.warm_bytes + few
+
+
+NEVER = {
+    "eager": ob.eager(sync_every=None),
+    "eager, late": ob.eager(sync_every=None, late=1),
+    "wagma": ob.wagma(tau=None),
+    "ad_psgd": ob.ad_psgd(),
+}
+BESIDE = 20  # steps of the others while one takes its second
+
+
+def beside_a_straggler(rank: int, name: str) -> list[int]:
+    """Rank 1 stays in its second step until the others have taken ``BESIDE`` meanwhile; how many these were."""
+    others, model = (0, 2), nn.Linear(10, 10)
+    optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=0.1), model, NEVER[name], patience_s=120)
+    for step in range(2 if rank == 1 else BESIDE + 2):
+        if rank == 1 and step == 1:
+            say(f"{name}: held")
+            for other in others:
+                hear(f"{name}: rank {other} took {BESIDE}")
+        elif step == 1:
+            hear(f"{name}: held")
+        optimizer.zero_grad()
+        model(torch.ones(1, 10)).sum().backward()
+        optimizer.step()
+        if rank != 1:
+            say(f"{name}: rank {rank} took {step}")
+    taken = [sum(said(f"{name}: rank {r} took {step}") for step in range(1, BESIDE + 2)) for r in others]
+    optimizer.finish()
+    return taken
+
+
+@pytest.fixture(scope="module")
+def stragglers() -> Turns[str]:
+    return in_turn({name: Call(beside_a_straggler, (name,)) for name in NEVER}, 3, init=False)
 
 
 @pytest.mark.parametrize("name", NEVER)
-def test_the_others_take_twenty_steps_while_a_straggler_takes_its_second(told: Any, name: str) -> None:
-    meanwhile = told["straggler"][1][name]  # what it costs them to a few percent is in benchmarks/
+def test_the_others_take_twenty_steps_while_a_straggler_takes_its_second(stragglers: Turns[str], name: str) -> None:
+    meanwhile = stragglers[name][1]  # what it costs them to a few percent is in benchmarks/
     assert min(meanwhile) >= BESIDE

@@ -10,15 +10,16 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from torch.nn import functional as F
 
 import offbeat as ob
-from tests.live.attached.attach_jobs import batch, flat, loss, net, sgd
 from tests.support import forge
 from tests.support.forge import Job
+from tests.support.nets import batch, flat, loss, net, sgd
 
 pytestmark = pytest.mark.live
 
@@ -99,10 +100,10 @@ CASES = cases()
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[Any, list[forge.Outcome]]:
+def ended() -> dict[Any, list[forge.Outcome]]:
     jobs = [
         Job(
-            __name__, "mourned", SIZE, case, timeout_s=120, rank_0_hosts=True, whole_end=True,
+            mourned, SIZE, case, timeout_s=120, rank_0_hosts=True, whole_end=True,
             left_behind=case[3] if case[2] == "stopped" else None,
         )
         for case in CASES
@@ -111,9 +112,9 @@ def told() -> dict[Any, list[forge.Outcome]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}: rank {case[3]} {case[2]} {case[1]}")
-def test_the_others_end_and_name_the_rank_that_is_gone(told: Any, case: tuple[str, str, str, int]) -> None:
+def test_the_others_end_and_name_the_rank_that_is_gone(ended: Any, case: tuple[str, str, str, int]) -> None:
     _, _, how, who = case
-    outcomes = told[case]
+    outcomes = ended[case]
     others = [outcome for rank, outcome in enumerate(outcomes) if rank != who]
     words = f"rank {who} does not answer" if how == "stopped" else f"rank {who} gives no sign of life: the process has"
     for outcome in others:
@@ -156,21 +157,24 @@ def finishing_inside_an_except_clause(rank: int) -> float:
     return float(flat(model).sum())
 
 
+Endings = dict[Callable[[int], Any], list[forge.Outcome]]
+
+
 @pytest.fixture(scope="module")
-def endings() -> dict[str, list[forge.Outcome]]:
-    names = ("crashing_with_finish_in_finally", "finishing_inside_an_except_clause")
-    jobs = [Job(__name__, name, SIZE, timeout_s=120, rank_0_hosts=True, whole_end=True) for name in names]
-    return dict(zip(names, forge.run(jobs), strict=True))
+def endings() -> Endings:
+    scripts = (crashing_with_finish_in_finally, finishing_inside_an_except_clause)
+    jobs = [Job(script, SIZE, timeout_s=120, rank_0_hosts=True, whole_end=True) for script in scripts]
+    return dict(zip(scripts, forge.run(jobs, at_once=2), strict=True))
 
 
-def test_finish_in_a_finally_clause_does_not_hide_a_crash_from_the_others(endings: Any) -> None:
-    outcomes = endings["crashing_with_finish_in_finally"]
+def test_finish_in_a_finally_clause_does_not_hide_a_crash_from_the_others(endings: Endings) -> None:
+    outcomes = endings[crashing_with_finish_in_finally]
     assert "ValueError: the disk is full" in outcomes[1].error
     for outcome in (outcomes[0], outcomes[2]):
         assert outcome.exit_code == 1, outcome.stderr
         assert "rank 1 failed: ValueError: the disk is full" in outcome.error
 
 
-def test_finish_in_an_except_clause_that_is_no_failure_ends_well(endings: Any) -> None:
-    sums = forge.values(endings["finishing_inside_an_except_clause"])
+def test_finish_in_an_except_clause_that_is_no_failure_ends_well(endings: Endings) -> None:
+    sums = forge.values(endings[finishing_inside_an_except_clause])
     assert len(set(sums)) == 1

@@ -84,7 +84,7 @@ def chosen() -> list[Ending]:
 
 
 def run(endings: list[Ending]) -> list[tuple[Ending, list[Outcome]]]:
-    jobs = [Job(__name__, "end", SIZE, one, timeout_s=120, rank_0_hosts=True, whole_end=True) for one in endings]
+    jobs = [Job(end, SIZE, one, timeout_s=120, rank_0_hosts=True, whole_end=True) for one in endings]
     return list(zip(endings, forge.run(jobs), strict=True))
 
 

@@ -11,9 +11,9 @@ import torch.distributed as dist
 import offbeat as ob
 from offbeat.live.transport import gpus
 from offbeat.live.transport.gpus import Equipment, nccl_fits
-from tests.live.attached.attach_jobs import PATIENCE_S, flat, net, sgd
 from tests.support import forge
 from tests.support.forge import Job
+from tests.support.nets import PATIENCE_S, flat, net, sgd
 
 
 def on(*each: tuple[str, ...], backend: str | None = "nccl") -> list[Equipment]:
@@ -62,14 +62,11 @@ def asked(rank: int, backend: str, shared: bool) -> tuple[list[Any], Any]:
 CHOICES = {("nccl", False): ["nccl"], ("nccl", True): [], ("gloo", False): []}
 
 
-@pytest.fixture(scope="module")
-def told() -> dict[Any, list[forge.Outcome]]:
-    return dict(zip(CHOICES, forge.run([Job(__name__, "asked", 2, choice) for choice in CHOICES]), strict=True))
-
-
 @pytest.mark.live
 @pytest.mark.parametrize("choice", CHOICES)
-def test_all_ranks_are_asked_and_decide_alike(told: Any, choice: tuple[str, bool]) -> None:
-    for groups, weights in forge.values(told[choice]):
+def test_all_ranks_are_asked_and_decide_alike(choice: tuple[str, bool]) -> None:
+    (outcomes,) = forge.run([Job(asked, 2, choice)])
+    outs = forge.values(outcomes)
+    for groups, weights in outs:
         assert groups == [CHOICES[choice], []]
-        assert torch.equal(weights, forge.values(told[choice])[0][1])
+        assert torch.equal(weights, outs[0][1])
