@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -86,7 +87,7 @@ TestCarryingTray = TrayMachine.TestCase
 TestDroppingTray = DroppingTrayMachine.TestCase
 
 
-def test_weights_stay_in_their_tray_and_newer_ones_take_their_place():
+def test_weights_stay_in_their_tray_and_newer_ones_take_their_place() -> None:
     tray = Tray("last")
     tray.deposit(vec(1.0), Deposit(0, 0))
     before = tray.snapshot(0, True)
@@ -98,7 +99,7 @@ def test_weights_stay_in_their_tray_and_newer_ones_take_their_place():
     assert Tray("last").snapshot(0, True).value is None
 
 
-def test_a_piece_is_fresh_when_it_was_begun_with_every_result_there_was():
+def test_a_piece_is_fresh_when_it_was_begun_with_every_result_there_was() -> None:
     shot = Snapshot(vec(0.0), (Deposit(4, 5), Deposit(5, 7)), 2)
     assert [shot.fresh(v, "current") for v in (5, 6, 7)] == [True, False, True]
     assert [shot.fresh(v, "every_step") for v in (4, 5, 7)] == [True, True, False]
@@ -110,7 +111,7 @@ def test_a_piece_is_fresh_when_it_was_begun_with_every_result_there_was():
 # Waiting.
 
 
-def test_the_initiator_is_drawn_alike_by_all_and_everybody_is_drawn():
+def test_the_initiator_is_drawn_alike_by_all_and_everybody_is_drawn() -> None:
     drawn = [waiting.majority.initiator(v, 6, seed=3) for v in range(600)]
     assert drawn == [waiting.majority.initiator(v, 6, seed=3) for v in range(600)]
     assert drawn != [waiting.majority.initiator(v, 6, seed=4) for v in range(600)]
@@ -119,7 +120,7 @@ def test_the_initiator_is_drawn_alike_by_all_and_everybody_is_drawn():
 
 
 @given(st.integers(1, 60), st.integers(1, 60))
-def test_a_fraction_is_rounded_up_to_whole_workers(part, size):
+def test_a_fraction_is_rounded_up_to_whole_workers(part: Any, size: int) -> None:
     part = min(part, size)
     assert waiting.at_least(part / size).count(size) == part
     if part > 1:
@@ -127,12 +128,12 @@ def test_a_fraction_is_rounded_up_to_whole_workers(part, size):
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 0.0, 1.5, True, float("nan"), "half"])
-def test_a_rule_that_means_nothing_is_refused(wrong):
+def test_a_rule_that_means_nothing_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="use"):
         waiting.rule(wrong)
 
 
-def test_a_rule_of_ones_own_is_taken_as_it_is():
+def test_a_rule_of_ones_own_is_taken_as_it_is() -> None:
     assert waiting.rule(waiting.majority) is waiting.majority
     mine = type("Mine", (), {"name": "mine", "satisfied": lambda *_: True})()
     assert waiting.rule(mine) is mine
@@ -281,7 +282,7 @@ class Table:
         )  # fmt: skip
 
 
-def walk(table: Table, draw) -> None:
+def walk(table: Table, draw: Any) -> None:
     while moves := table.moves():
         table.do(draw(moves))
         table.check()
@@ -301,13 +302,15 @@ some_rules = st.builds(
 
 @given(some_rules, st.lists(st.integers(0, 5), min_size=1, max_size=5), st.integers(0, 99), st.data())
 @settings(max_examples=200)
-def test_no_order_of_events_loses_doubles_outdates_or_hangs(rules, steps, seed, data):
+def test_no_order_of_events_loses_doubles_outdates_or_hangs(
+    rules: Any, steps: int, seed: int, data: st.DataObject
+) -> None:
     walk(Table(rules, steps, seed), lambda moves: data.draw(st.sampled_from(moves)))
 
 
 @pytest.mark.parametrize("absent", ["carry", "drop", "last"])
 @pytest.mark.parametrize("catch_up", ["current", "every_step"])
-def test_thousands_of_seeded_orders_hold_the_same(absent, catch_up):
+def test_thousands_of_seeded_orders_hold_the_same(absent: Any, catch_up: Any) -> None:
     for seed in range(700):
         draw = random.Random(seed)
         late, limit = draw.choice([0, 0, 1]), draw.choice([None, 1, 2, 3])
@@ -315,7 +318,7 @@ def test_thousands_of_seeded_orders_hold_the_same(absent, catch_up):
         rules = Rules(draw.choice(WAITS), absent, full, bound, catch_up, late)
         eager_for = [draw.random() ** 3 for _ in range(6)]  # some workers hardly ever get a turn
 
-        def pick(moves, draw=draw, eager_for=eager_for):
+        def pick(moves: Any, draw: Any = draw, eager_for: Any = eager_for):
             return draw.choices(moves, [1e-3 + eager_for[r] for _, r in moves])[0]
 
         walk(Table(rules, [draw.randint(0, 7) for _ in range(draw.randint(1, 6))], seed), pick)
@@ -328,7 +331,9 @@ def test_thousands_of_seeded_orders_hold_the_same(absent, catch_up):
     [("carry", None, None, 0), ("carry", 2, None, 0), ("carry", None, 1, 0), ("carry", None, 2, 1),
      ("drop", 2, None, 1), ("last", 2, None, 0), ("last", None, 1, 0)],
 )  # fmt: skip
-def test_every_order_of_all_events_of_a_small_table(steps, catch_up, absent, full, bound, late):
+def test_every_order_of_all_events_of_a_small_table(
+    steps: int, catch_up: Any, absent: Any, full: Any, bound: int, late: Any
+) -> None:
     for wait in (waiting.first, waiting.at_least(2)):
         seen, open_tables = set(), [Table(Rules(wait, absent, full, bound, catch_up, late), steps)]
         while open_tables:
@@ -347,7 +352,7 @@ def test_every_order_of_all_events_of_a_small_table(steps, catch_up, absent, ful
         assert len(seen) >= 20
 
 
-def test_a_round_that_nobody_counts_for_does_not_start():
+def test_a_round_that_nobody_counts_for_does_not_start() -> None:
     referee = Referee(Rules(waiting.first, "carry"), 2, 0)
     assert referee.passed(0, 0) == []
     assert referee.arrived(1, 0, 0) == [0]
@@ -356,7 +361,7 @@ def test_a_round_that_nobody_counts_for_does_not_start():
     assert referee.all_finished
 
 
-def test_a_bound_lets_a_round_start_as_soon_as_the_late_one_has_deposited():
+def test_a_bound_lets_a_round_start_as_soon_as_the_late_one_has_deposited() -> None:
     referee = Referee(Rules(waiting.first, "carry", bound=1), 2, 0)
     assert referee.arrived(0, 0, 0) == [0]  # rank 1 would be stale by one in round 1
     referee.began(0, 1)
@@ -364,7 +369,7 @@ def test_a_bound_lets_a_round_start_as_soon_as_the_late_one_has_deposited():
     assert referee.passed(1, 0) == [1]
 
 
-def test_a_late_worker_in_global_rounds_goes_on_and_in_a_full_round_waits():
+def test_a_late_worker_in_global_rounds_goes_on_and_in_a_full_round_waits() -> None:
     place = Place(Rules(waiting.first, "carry", full_every=4))
     place.results = 2
     assert place.arrive(0) is None
@@ -375,7 +380,7 @@ def test_a_late_worker_in_global_rounds_goes_on_and_in_a_full_round_waits():
     assert place.waits_for(3) == 4
 
 
-def test_a_late_worker_that_merges_weights_step_for_step_takes_its_own_round_and_no_newer_one():
+def test_a_late_worker_that_merges_weights_step_for_step_takes_its_own_round_and_no_newer_one() -> None:
     place = Place(Rules(waiting.first, "last", catch_up="every_step"))
     place.results = 5
     assert place.arrive(0) is None

@@ -10,6 +10,7 @@ import heapq
 import itertools
 import random
 from itertools import permutations
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ HORIZON = 24  # steps of one worker that have a slot
 SLOWLY = ob.Network(latency_s=0.01)  # of the order of the gaps between arrivals: some come while a round is under way
 
 
-def count(strategy: ob.Strategy, workers: int, horizon: int, **how) -> tuple[ob.Run, Witness]:
+def count(strategy: ob.Strategy, workers: int, horizon: int, **how: Any) -> tuple[ob.Run, Witness]:
     slots = workers * horizon
     watched, seen = witnessed(strategy, lambda rank, step, x: -one_hot(rank * horizon + step, slots), slots)
     return ob.simulate(watched, None, workers, parameters=1, **how), seen
@@ -66,7 +67,7 @@ ORDERS = interleavings(3, 3)
 UP_TO_NAMES = [order for order in ORDERS if [*dict.fromkeys(order)] == [0, 1, 2]]
 
 
-def test_there_are_as_many_orders_as_there_should_be():
+def test_there_are_as_many_orders_as_there_should_be() -> None:
     assert len(ORDERS) == 1680  # 9! / 3!³
     assert len(UP_TO_NAMES) * 6 == 1680
     assert {tuple(p[r] for r in order) for order in UP_TO_NAMES for p in permutations(range(3))} == set(ORDERS)
@@ -74,7 +75,7 @@ def test_there_are_as_many_orders_as_there_should_be():
 
 @pytest.mark.parametrize("catch_up", ["current", "every_step"])
 @pytest.mark.parametrize("wait", ["first", "majority", 2])
-def test_every_order_of_three_workers_and_three_steps_applies_all_of_it_once(wait, catch_up):
+def test_every_order_of_three_workers_and_three_steps_applies_all_of_it_once(wait: Any, catch_up: Any) -> None:
     # Ranks have names only where one of them is drawn.
     for k, order in enumerate(ORDERS if wait == "majority" else UP_TO_NAMES):
         for late in (0, 1) if wait != "majority" else (k % 2,):
@@ -88,7 +89,7 @@ def test_every_order_of_three_workers_and_three_steps_applies_all_of_it_once(wai
 
 @pytest.mark.parametrize("catch_up", ["current", "every_step"])
 @pytest.mark.parametrize("bound", [1, 2])
-def test_in_every_order_of_three_workers_the_bound_holds(bound, catch_up):
+def test_in_every_order_of_three_workers_the_bound_holds(bound: int, catch_up: Any) -> None:
     for order in UP_TO_NAMES:
         how = {"catch_up": catch_up, "sync": "bounded", "staleness": bound}
         run, seen = count(ob.eager(**how), 3, 3, steps=3, compute_s=times(order, 0.025), network=SLOWLY)
@@ -127,7 +128,7 @@ def random_network(draw: random.Random) -> ob.Network:
     return ob.Network(latency_s=draw.choice([0.0, 1e-4, 0.01, 0.05]))
 
 
-def test_thousands_of_random_schedules_of_eager_conserve_every_gradient():
+def test_thousands_of_random_schedules_of_eager_conserve_every_gradient() -> None:
     for seed in range(3000):
         draw = random.Random(seed)
         (strategy, bound), workers = random_eager(draw), draw.randint(1, 9)
@@ -138,7 +139,7 @@ def test_thousands_of_random_schedules_of_eager_conserve_every_gradient():
             assert all(s <= bound for r in run.trace.rounds for s in r.staleness.values()), (seed, str(strategy))
 
 
-def test_thousands_of_random_schedules_of_wagma_end_within_their_bound():
+def test_thousands_of_random_schedules_of_wagma_end_within_their_bound() -> None:
     for seed in range(2500):
         draw = random.Random(seed)
         workers, late, bound = draw.randint(1, 9), draw.choice([0, 0, 1]), draw.choice([None, 1, 2, 4])
@@ -158,7 +159,17 @@ def test_thousands_of_random_schedules_of_wagma_end_within_their_bound():
             assert all(s <= bound + late for r in run.trace.rounds for s in r.staleness.values()), (seed, str(strategy))
 
 
-def reference(workers, steps, group, tau, catch_up, quorum, seconds, latency_s, lr=0.3):
+def reference(
+    workers: int,
+    steps: int,
+    group: int,
+    tau: int,
+    catch_up: Any,
+    quorum: int,
+    seconds: Any,
+    latency_s: float,
+    lr: float = 0.3,
+):
     """WAGMA-SGD once more, slowly and from the text alone: lists of numbers and a heap of (time, what happens)."""
     groups, everyone, dimension = ob.topology.groups(workers, group), list(range(workers)), 3
     w = [[0.0] * dimension for _ in everyone]
@@ -175,13 +186,13 @@ def reference(workers, steps, group, tau, catch_up, quorum, seconds, latency_s, 
     ticket = itertools.count()
     news_s = latency_s * max(0, (workers - 1).bit_length())
 
-    def later(at, what, about):
+    def later(at: Any, what: str, about: Any) -> None:
         heapq.heappush(heap, (at, next(ticket), what, about))
 
-    def full(v):
+    def full(v: Any):
         return tau is not None and (v + 1) % tau == 0
 
-    def maybe_start(now):
+    def maybe_start(now: Any) -> None:
         v = state["next"]
         here = arrived.get(v, set()) & training
         need = len(training) if full(v) else min(quorum, len(training))
@@ -189,14 +200,14 @@ def reference(workers, steps, group, tau, catch_up, quorum, seconds, latency_s, 
             state["next"] += 1
             later(now + news_s, "news", v)
 
-    def run_blocks(now):
+    def run_blocks(now: Any) -> None:
         for v, block in list(pending):
             if all(have[r] == v for r in block):
                 pending.remove((v, block))
                 total = [sum(buffer[r][k] for r in block) / len(block) for k in range(dimension)]
                 later(now + 2 * (len(block) - 1) * latency_s, "result", (v, block, total, [stamp[r] for r in block]))
 
-    def merge(rank, v):
+    def merge(rank: int, v: Any) -> None:
         mean, size, mine = outcome[v, rank]
         if mine == stamp[rank]:
             w[rank] = list(mean)
@@ -204,7 +215,7 @@ def reference(workers, steps, group, tau, catch_up, quorum, seconds, latency_s, 
             w[rank] = [(size * m + x) / (size + 1) for m, x in zip(mean, w[rank], strict=True)]
         merged[rank] = v + 1
 
-    def go_on(rank, now):
+    def go_on(rank: int, now: Any) -> None:
         """Merge what there is to merge and begin the next step, or end."""
         t = step[rank]
         newest = min(have[rank], t + 1) if catch_up == "every_step" else have[rank]
@@ -220,7 +231,7 @@ def reference(workers, steps, group, tau, catch_up, quorum, seconds, latency_s, 
             maybe_start(now)
             idle(rank)
 
-    def idle(rank):
+    def idle(rank: int) -> None:
         """No gradients any more: adopt every result, answer with what one holds."""
         while True:
             if merged[rank] == have[rank]:
@@ -276,7 +287,9 @@ SLOW_ONE = lambda step, rank: 0.41 + 0.001 * step if rank == 1 else 0.1 + 0.003 
     [(4, 2, 4, 1), (4, 2, None, 1), (8, 4, 5, 3), (3, 3, 4, 1), (5, 2, 3, 1), (7, 3, 10, 2), (6, 1, 4, 1)],
 )
 @pytest.mark.parametrize("latency_s", [0.0, 0.004, 0.03])
-def test_late_workers_of_wagma_blend_as_the_text_says(catch_up, workers, group, tau, quorum, latency_s):
+def test_late_workers_of_wagma_blend_as_the_text_says(
+    catch_up: Any, workers: int, group: int, tau: int, quorum: int, latency_s: float
+) -> None:
     for pattern in (rotating, heavy(1), heavy(2), SLOW_ONE):
         begun, last = reference(workers, 8, group, tau, catch_up, quorum, pattern, latency_s)
         _, seen = watch(
@@ -294,7 +307,7 @@ def test_late_workers_of_wagma_blend_as_the_text_says(catch_up, workers, group, 
 # The trace.
 
 
-def test_the_trace_says_who_started_who_was_fresh_how_stale_and_how_long_each_one_waited():
+def test_the_trace_says_who_started_who_was_fresh_how_stale_and_how_long_each_one_waited() -> None:
     # News 0.01, sum 0.02 each round. Rank 0 takes 1.0, rank 1 takes 2.5.
     run = ob.simulate(
         ob.eager("first", 3), None, 2, seconds=5.5, parameters=1, compute_s=lambda step, rank: [1.0, 2.5][rank],
@@ -313,18 +326,18 @@ def test_the_trace_says_who_started_who_was_fresh_how_stale_and_how_long_each_on
 
 @pytest.mark.parametrize("make", [ob.eager, ob.wagma])
 @pytest.mark.parametrize("catch_up", ["current", "every_step"])
-def test_what_the_rounds_made_workers_wait_is_what_they_waited(make, catch_up):
+def test_what_the_rounds_made_workers_wait_is_what_they_waited(make: Any, catch_up: Any) -> None:
     run = ob.simulate(make(catch_up=catch_up), None, 5, 12, compute_s=heavy(8), parameters=1)
     total = [sum(r.waited_s.get(rank, 0.0) for r in run.trace.rounds) for rank in range(5)]
     assert total == pytest.approx(run.wait_s)
 
 
-def test_the_weights_that_all_begin_with_are_nobodys_fresh_work():
+def test_the_weights_that_all_begin_with_are_nobodys_fresh_work() -> None:
     run = ob.simulate(ob.wagma(2, tau=None), None, 4, 3, parameters=1, compute_s=lambda step, rank: 1.0 + rank)
     assert run.trace.rounds[0].fresh == (0,)
 
 
-def test_a_round_of_many_groups_has_one_record():
+def test_a_round_of_many_groups_has_one_record() -> None:
     run = ob.simulate(ob.wagma(2, tau=4), None, 8, 10, parameters=1, compute_s=heavy(0))
     assert [r.version for r in run.trace.rounds] == list(range(len(run.trace.rounds)))
     assert all(set(r.staleness) == set(r.waited_s) == set(range(8)) for r in run.trace.rounds)

@@ -6,6 +6,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -66,18 +67,18 @@ def left_by(run: Callable[[], object]) -> Counter[str]:
         return alive()
 
 
-def simulate(strategy: Strategy, **how) -> ob.Run:
+def simulate(strategy: Strategy, **how: Any) -> ob.Run:
     how = {"task": TASK, "steps": 3, "delays": ob.delays.exponential(0.1)} | how
     return ob.simulate(strategy, workers=4, **how)
 
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("strategy", EVERY, ids=str)
-def test_a_run_that_is_let_go_of_leaves_nothing(strategy, how):
+def test_a_run_that_is_let_go_of_leaves_nothing(strategy: ob.Strategy, how: Any) -> None:
     assert left_by(lambda: simulate(strategy, **HOW[how])) == {}
 
 
-def test_while_the_run_is_kept_its_own_tensors_are_all_there_is():
+def test_while_the_run_is_kept_its_own_tensors_are_all_there_is() -> None:
     """Weights, final, losses, and the model's parameters; of 64 workers' tables nothing."""
     simulate(ob.eager())
     with nobody_collects():
@@ -108,7 +109,7 @@ def broken_at(step: int) -> ob.Task:
     return ob.Task(TASK.model, TASK.loss, batch, TASK.optimizer)
 
 
-def failing(strategy: Strategy, error: type[Exception], **how) -> Callable[[], None]:
+def failing(strategy: Strategy, error: type[Exception], **how: Any) -> Callable[[], None]:
     def run() -> None:
         try:
             simulate(strategy, **how)
@@ -119,17 +120,17 @@ def failing(strategy: Strategy, error: type[Exception], **how) -> Callable[[], N
     return run
 
 
-def test_a_deadlock_leaves_nothing():
+def test_a_deadlock_leaves_nothing() -> None:
     assert left_by(failing(LOCKS, Deadlock)) == {}
 
 
 @pytest.mark.parametrize("strategy", EVERY, ids=str)
-def test_an_error_in_the_task_leaves_nothing(strategy):
+def test_an_error_in_the_task_leaves_nothing(strategy: ob.Strategy) -> None:
     assert left_by(failing(strategy, OSError, task=broken_at(1))) == {}
 
 
 @pytest.mark.parametrize("wrong", [{"steps": None}, {"compute_s": -1.0}, {"workers": 0}], ids=str)
-def test_refused_arguments_leave_nothing(wrong):
+def test_refused_arguments_leave_nothing(wrong: Any) -> None:
     def run() -> None:
         with pytest.raises(ValueError, match=r"."):
             ob.simulate(ob.eager(), TASK, **({"workers": 4, "steps": 3} | wrong))

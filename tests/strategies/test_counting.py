@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,7 +34,9 @@ NETWORKS = [ob.Network(), ob.Network(latency_s=0.0), ob.Network(latency_s=0.03)]
 
 @given(eagers, ends, st.integers(1, 9), st.sampled_from(SPREADS), st.sampled_from(NETWORKS), st.integers(0, 999))
 @settings(max_examples=40)
-def test_eager_applies_every_sample_exactly_once(strategy, end, workers, delays, network, seed):
+def test_eager_applies_every_sample_exactly_once(
+    strategy: ob.Strategy, end: Any, workers: int, delays: Any, network: Any, seed: int
+) -> None:
     run = ob.simulate(strategy, counting(workers), workers, **end, delays=delays, network=network, seed=seed)
     assert applied(run) == dict.fromkeys(produced(run), 1.0)
     assert run.lost == ()
@@ -41,7 +45,7 @@ def test_eager_applies_every_sample_exactly_once(strategy, end, workers, delays,
 @pytest.mark.parametrize("catch_up", ["current", "every_step"])
 @pytest.mark.parametrize("late", [0, 1])
 @pytest.mark.parametrize("end", [{"steps": 6}, {"samples": 23}, {"seconds": 0.9}], ids=str)
-def test_what_is_dropped_is_named_and_everything_else_applied_once(catch_up, late, end):
+def test_what_is_dropped_is_named_and_everything_else_applied_once(catch_up: Any, late: Any, end: Any) -> None:
     strategy = ob.eager("first", sync_every=4, stale="drop", catch_up=catch_up, late=late)
     run = ob.simulate(strategy, counting(4), 4, **end, delays=ob.delays.exponential(0.2), seed=1)
     assert run.lost, "someone was late, so something is lost"
@@ -53,14 +57,14 @@ def test_what_is_dropped_is_named_and_everything_else_applied_once(catch_up, lat
 
 @given(st.sampled_from(WAITS), st.integers(1, 9), st.integers(0, 9), st.sampled_from([0, 1]))
 @settings(max_examples=20)
-def test_nothing_is_dropped_when_nobody_is_late(wait, workers, steps, late):
+def test_nothing_is_dropped_when_nobody_is_late(wait: Any, workers: int, steps: int, late: Any) -> None:
     run = ob.simulate(ob.eager(wait, stale="drop", late=late), counting(workers), workers, steps)
     # With late results the gradients of the last step are still on their way when the work is over.
     assert {step for _, step in run.lost} <= {steps - 1} if late else run.lost == ()
     assert applied(run) == dict.fromkeys(produced(run) - set(run.lost), 1.0)
 
 
-def test_a_gradient_that_just_missed_its_round_is_lost_also_where_results_come_late():
+def test_a_gradient_that_just_missed_its_round_is_lost_also_where_results_come_late() -> None:
     # Rank 1 arrives for round 0 after the snapshot and before the result; what it brings would be in round 1.
     strategy = ob.eager("first", sync_every=None, stale="drop", late=1)
     network = ob.Network(latency_s=0.2, bandwidth_Bps=1e12)  # news 0.2 s, the sum 0.4 s
@@ -68,7 +72,7 @@ def test_a_gradient_that_just_missed_its_round_is_lost_also_where_results_come_l
     assert (1, 0) in run.lost
 
 
-def test_a_run_of_nothing_applies_nothing():
+def test_a_run_of_nothing_applies_nothing() -> None:
     for end in ({"steps": 0}, {"samples": 0}, {"seconds": 0.0}):
         run = ob.simulate(ob.eager(), counting(3), 3, **end)
         assert applied(run) == {}

@@ -169,10 +169,10 @@ def cases(draw: st.DrawFn, name: str) -> Case:
 
 
 @pytest.mark.parametrize("name", ob.STRATEGIES)
-def test_any_method_with_any_settings_ends_with_everything_in_its_place(name):
+def test_any_method_with_any_settings_ends_with_everything_in_its_place(name: str) -> None:
     @given(case=cases(name))
     @settings(max_examples=EXAMPLES * (1 + len(settings_of(name))), suppress_health_check=list(HealthCheck))
-    def search(case):
+    def search(case: Any) -> None:
         check(case)
 
     search()
@@ -188,7 +188,7 @@ def check(case: Case) -> None:
     assert again.hash == run.hash
 
 
-def test_every_setting_of_every_method_is_drawn():
+def test_every_setting_of_every_method_is_drawn() -> None:
     assert set(CHOICES) == set(ob.STRATEGIES)
     for name in ob.STRATEGIES:
         assert list(CHOICES[name]) == settings_of(name), f"{name}: CHOICES names other settings than the method has"

@@ -9,11 +9,13 @@ import math
 import pickle
 import re
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 import offbeat as ob
 from offbeat import topology
@@ -58,18 +60,18 @@ ALL = STRATEGIES | CODED
 every = pytest.mark.parametrize("name", ALL)
 
 
-def simulate(name, task=TASK, workers=4, **how):
+def simulate(name: str, task: ob.Task = TASK, workers: int = 4, **how: Any):
     return ob.simulate(ALL[name], task, workers=workers, **({"steps": 9} | how))
 
 
-def test_the_registry_has_every_strategy_in_its_order():
+def test_the_registry_has_every_strategy_in_its_order() -> None:
     order = ["allreduce", "qsgd", "local_sgd", "adaptive", "dasgd", "dpsgd", "sgp", "matcha", "diloco", "noloco"]
     assert [name for name in ob.STRATEGIES if name in order] == order
     assert {made.name for made in STRATEGIES.values()} == set(order)
 
 
 @pytest.mark.parametrize("name", [n for n in ob.STRATEGIES if n in {s.name for s in STRATEGIES.values()}])
-def test_every_card_is_complete(name):
+def test_every_card_is_complete(name: str) -> None:
     card = ob.STRATEGIES[name]
     assert card.make is getattr(ob, name)
     for words in ("*When it helps*", "*When it hurts*", "*Suggested settings*"):
@@ -83,7 +85,7 @@ def test_every_card_is_complete(name):
 
 
 @every
-def test_a_strategy_prints_as_its_call_and_survives_pickling(name):
+def test_a_strategy_prints_as_its_call_and_survives_pickling(name: str) -> None:
     again = pickle.loads(pickle.dumps(ALL[name]))
     assert str(again) == str(ALL[name])
     assert str(again).startswith(f"{ALL[name].name}(")
@@ -91,13 +93,13 @@ def test_a_strategy_prints_as_its_call_and_survives_pickling(name):
 
 
 @every
-def test_the_same_seed_gives_the_same_run_and_another_seed_another(name):
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(name: str) -> None:
     assert simulate(name, seed=3).hash == simulate(name, seed=3).hash
     assert simulate(name, seed=3).hash != simulate(name, seed=4).hash
 
 
 @every
-def test_delays_change_the_time_and_not_the_weights(name):
+def test_delays_change_the_time_and_not_the_weights(name: str) -> None:
     calm = simulate(name)
     late = simulate(name, delays=ob.delays.random(ranks=2, seconds=0.37), compute_s=ob.delays.uniform(0.05, 0.2))
     assert torch.equal(calm.weights, late.weights)
@@ -109,7 +111,9 @@ def test_delays_change_the_time_and_not_the_weights(name):
     st.sampled_from(sorted(ALL)), st.integers(1, 9), st.sampled_from(["steps", "samples"]), st.integers(0, 17),
     st.integers(0, 99),
 )  # fmt: skip
-def test_any_number_of_workers_and_steps_ends_with_finite_weights(name, workers, end, count, seed):
+def test_any_number_of_workers_and_steps_ends_with_finite_weights(
+    name: str, workers: int, end: Any, count: int, seed: int
+) -> None:
     run = ob.simulate(ALL[name], TASK, workers, **{end: count}, seed=seed, delays=ob.delays.exponential(0.1))
     assert run.final.shape == (5,)
     assert torch.isfinite(run.final).all()
@@ -119,14 +123,14 @@ def test_any_number_of_workers_and_steps_ends_with_finite_weights(name, workers,
 
 @every
 @pytest.mark.parametrize("end", [{"samples": 23}, {"seconds": 1.55}], ids=str)
-def test_uneven_work_ends_without_a_deadlock_and_uses_every_sample(name, end):
+def test_uneven_work_ends_without_a_deadlock_and_uses_every_sample(name: str, end: Any) -> None:
     run = simulate(name, workers=5, steps=None, compute_s=lambda step, rank: 0.1 * (1 + rank), **end)
     assert "samples" not in end or sum(run.gradients) == 23  # which five workers cannot share evenly
     assert torch.isfinite(run.final).all()
 
 
 @every
-def test_time_alone_runs_the_very_same_schedule(name):
+def test_time_alone_runs_the_very_same_schedule(name: str) -> None:
     """The time-only run sends messages for the same steps as the real one, of the size of its own model."""
     network = ob.Network(latency_s=0.01, bandwidth_Bps=math.inf)
     real = simulate(name, network=network)
@@ -138,7 +142,7 @@ def test_time_alone_runs_the_very_same_schedule(name):
 
 
 @pytest.mark.parametrize("name", CODED)
-def test_a_codec_sends_fewer_bytes_and_still_learns(name):
+def test_a_codec_sends_fewer_bytes_and_still_learns(name: str) -> None:
     plain = name.split(",")[0]
     task = ob.tasks.regression(dimension=512, batch=64, lr=0.03, dtype=torch.float32)
     coded, exact = (ob.simulate(ALL[n], task, 3, 12) for n in (name, plain))
@@ -155,7 +159,7 @@ IN_THE_OPEN = {"dasgd": ob.dasgd(4, 0), "dpsgd": ob.dpsgd(order="atc"), "streami
 
 
 @pytest.mark.parametrize("name", HIDDEN)
-def test_an_exchange_shorter_than_its_delay_costs_no_time(name):
+def test_an_exchange_shorter_than_its_delay_costs_no_time(name: str) -> None:
     network = ob.Network(latency_s=0.01, bandwidth_Bps=math.inf)
     hidden, shown = (ob.simulate(s[name], None, 4, 24, network=network) for s in (HIDDEN, IN_THE_OPEN))
     assert hidden.seconds == pytest.approx(2.4)
@@ -164,19 +168,19 @@ def test_an_exchange_shorter_than_its_delay_costs_no_time(name):
     assert hidden.wire_bytes == shown.wire_bytes
 
 
-def test_streaming_sends_the_same_bytes_in_smaller_pieces():
+def test_streaming_sends_the_same_bytes_in_smaller_pieces() -> None:
     whole, pieces = (ob.simulate(ob.diloco(12, fragments=f), None, 4, 24) for f in (1, 4))
     assert whole.wire_bytes == pieces.wire_bytes
     assert len(pieces.trace.rounds) == 4 * len(whole.trace.rounds)
 
 
-def test_a_smaller_budget_sends_fewer_messages():
+def test_a_smaller_budget_sends_fewer_messages() -> None:
     sent = [ob.simulate(ob.matcha("ring", budget), None, 8, 200).wire_bytes for budget in (0.25, 0.5, 1.0)]
     assert sent[0] / sent[2] == pytest.approx(0.25, abs=0.06)
     assert sent[1] / sent[2] == pytest.approx(0.5, abs=0.06)
 
 
-def test_a_round_in_which_somebody_keeps_its_own_is_recorded_too():
+def test_a_round_in_which_somebody_keeps_its_own_is_recorded_too() -> None:
     """On a ring of three each matching leaves one worker out."""
     plan = matchings.plan(topology.edges("ring", 3), 3, 0.2)
     talked = [step for step in range(20) if any(matchings.active(plan, 0, step))]
@@ -184,7 +188,7 @@ def test_a_round_in_which_somebody_keeps_its_own_is_recorded_too():
     assert len(ob.simulate(ob.matcha(budget=0.2), TASK, 3, 20).trace.rounds) == len(talked)
 
 
-def test_batch_statistics_stay_sound_and_are_averaged_at_the_end():
+def test_batch_statistics_stay_sound_and_are_averaged_at_the_end() -> None:
     """BatchNorm's running variance must not turn negative by any merge, and its mean lie among the workers'."""
     task = ob.Task(
         model=lambda: torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)).double(),
@@ -240,7 +244,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("sentence", BAD)
-def test_a_bad_setting_is_answered_with_a_sentence(sentence):
+def test_a_bad_setting_is_answered_with_a_sentence(sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
         BAD[sentence]()
 
@@ -249,14 +253,14 @@ def test_a_bad_setting_is_answered_with_a_sentence(sentence):
 
 
 class InFlight(Ticket):
-    def __init__(self, seq):
+    def __init__(self, seq: Any) -> None:
         self.seq = seq
 
 
 class Lockstep:
     """A third world, small enough to read: all workers in memory, saved and resumed at any step."""
 
-    def __init__(self, strategy, workers, saved=None):
+    def __init__(self, strategy: ob.Strategy, workers: int, saved: Any = None) -> None:
         self.x = saved.x if saved else [torch.linspace(-1, 1, 6, dtype=torch.float64) for _ in range(workers)]
         self.me = [
             Replica(r, workers, Vec((self.x[r],)), Vec(()), self._updater(r), lambda: [{"lr": 0.1}], seed=5, horizon=20)
@@ -268,17 +272,17 @@ class Lockstep:
         self.asked = [body.send(None) for body in self.body]
         self.seq, self.posts = [0] * workers, {}
 
-    def _updater(self, rank):
+    def _updater(self, rank: int):
         return lambda g: self.x[rank].sub_(0.1 * g.parts[0])
 
-    def run(self, until):
+    def run(self, until: Any):
         """Until all ask for step ``until``; then what a checkpoint holds."""
         while any(not (isinstance(e, Next) and e.t == until) for e in self.asked):
             moved = [r for r in range(len(self.me)) if self._move(r, until)]
             assert moved, f"nobody can move: {self.asked}"
         return copy.deepcopy(SimpleNamespace(t=until, x=self.x, memory=[me.memory for me in self.me]))
 
-    def _move(self, r, until):
+    def _move(self, r: int, until: Any):
         effect = self.asked[r]
         if isinstance(effect, Next):
             if effect.t == until:
@@ -302,25 +306,25 @@ class Lockstep:
             return self._send(r, mean([shares[j] for j in block], len(block)))
         return self._send(r, weighted((w, shares[j]) for j, w in W.row(r).items()))
 
-    def _send(self, r, answer):
+    def _send(self, r: int, answer: Any):
         self.asked[r] = self.body[r].send(answer)
         return True
 
-    def _post(self, r, x, effect):
+    def _post(self, r: int, x: Tensor, effect: Any):
         ticket = InFlight(self.seq[r])
         self.seq[r] += 1
         share = coded(x, effect.codec, (r,)) if effect.codec else x.clone()
         self.posts.setdefault(ticket.seq, {})[r] = (share, effect.W)
         return ticket
 
-    def _gradient(self, r):
+    def _gradient(self, r: int):
         t = self.me[r].t
         return Vec((self.x[r] * (0.5 + r) - torch.sin(torch.arange(6).double() + t + r),))
 
 
 @every
 @pytest.mark.parametrize("stop", [0, 1, 5, 7, 8])
-def test_a_run_that_is_stopped_and_resumed_ends_as_one_that_was_not(name, stop):
+def test_a_run_that_is_stopped_and_resumed_ends_as_one_that_was_not(name: str, stop: Any) -> None:
     whole = Lockstep(ALL[name], 4).run(until=14)
     resumed = Lockstep(ALL[name], 4, saved=Lockstep(ALL[name], 4).run(until=stop)).run(until=14)
     for a, b in zip(whole.x, resumed.x, strict=True):
@@ -328,13 +332,13 @@ def test_a_run_that_is_stopped_and_resumed_ends_as_one_that_was_not(name, stop):
 
 
 @every
-def test_what_is_remembered_is_plain_enough_for_a_checkpoint(name):
+def test_what_is_remembered_is_plain_enough_for_a_checkpoint(name: str) -> None:
     for memory in Lockstep(ALL[name], 3).run(until=5).memory:
         for value in vars(memory).values():
             assert value is None or isinstance(value, int | float | Vec)
 
 
-def test_a_checkpoint_catches_something_under_way():
+def test_a_checkpoint_catches_something_under_way() -> None:
     """Otherwise the test above would prove little."""
     for name, stop in (("dasgd", 5), ("dasgd correct", 5), ("diloco overlap", 5), ("streaming", 5)):
         assert Lockstep(ALL[name], 4).run(until=stop).memory[0].sent is not None, name

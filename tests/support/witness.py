@@ -10,7 +10,9 @@ import dataclasses
 import random
 import types
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,7 +70,7 @@ class Witness:
     last: dict[int, Tensor] = field(default_factory=dict)  # weights at the end, nothing averaged for the closing
 
 
-def witnessed(strategy: ob.Strategy, gradient, dimension: int, lr: float = 1.0) -> tuple[ob.Strategy, Witness]:
+def witnessed(strategy: ob.Strategy, gradient: Any, dimension: int, lr: float = 1.0) -> tuple[ob.Strategy, Witness]:
     """``strategy`` on weights of our own, with ``gradient(rank, step, weights)``, where only time is simulated."""
     seen = Witness()
 
@@ -113,7 +115,9 @@ def descend(rank: int, step: int, x: torch.Tensor) -> torch.Tensor:
     return x - 4.0 * noise(rank, step, len(x))
 
 
-def watch(strategy: ob.Strategy, workers: int, gradient=descend, lr=0.3, dimension=3, **how) -> tuple[ob.Run, Witness]:
+def watch(
+    strategy: ob.Strategy, workers: int, gradient: Any = descend, lr: float = 0.3, dimension: int = 3, **how: Any
+) -> tuple[ob.Run, Witness]:
     watched, seen = witnessed(strategy, gradient, dimension, lr)
     return ob.simulate(watched, None, workers, parameters=1, **how), seen
 
@@ -124,3 +128,8 @@ def heavy(seed: int):
 
 def rotating(step: int, rank: int) -> float:
     return 0.1 + 0.13 * ((rank + 2 * step) % 5) + 0.001 * rank
+
+
+def equal_rows(rows: Iterable[Tensor]) -> bool:
+    first, *rest = rows
+    return all(torch.equal(first, row) for row in rest)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -26,7 +28,7 @@ def serial(task: ob.Task = TASK, steps: int = STEPS) -> torch.Tensor:
     return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
-def final(strategy: ob.Strategy, workers: int = 1, **how) -> torch.Tensor:
+def final(strategy: ob.Strategy, workers: int = 1, **how: Any) -> torch.Tensor:
     return ob.simulate(strategy, TASK, workers, STEPS, **how).final
 
 
@@ -40,14 +42,16 @@ def uncoded(strategy: ob.Strategy) -> ob.Strategy:
 @pytest.mark.parametrize("name", ["eager", "wagma"])
 @given(data=st.data())
 @settings(max_examples=40)
-def test_one_worker_alone_is_plain_training_bit_for_bit_whatever_the_settings(name, data):
+def test_one_worker_alone_is_plain_training_bit_for_bit_whatever_the_settings(name: str, data: st.DataObject) -> None:
     assert torch.equal(final(data.draw(a_method(name, 1))), final(ob.allreduce()))  # whose own law is below
 
 
 @pytest.mark.parametrize("name", ["eager", "wagma"])
 @given(data=st.data(), size=st.integers(2, 4))
 @settings(max_examples=30)
-def test_one_node_alone_is_allreduce_bit_for_bit_whatever_the_settings(name, data, size):
+def test_one_node_alone_is_allreduce_bit_for_bit_whatever_the_settings(
+    name: str, data: st.DataObject, size: int
+) -> None:
     drawn = data.draw(a_method(name, 1))
     node = ob.strategy(name, **{**drawn.settings, "per_node": size})
     assert torch.equal(final(node, size), final(ob.allreduce(), size))
@@ -61,12 +65,12 @@ ALSO = [
 
 
 @pytest.mark.parametrize("strategy", ALSO, ids=str)
-def test_the_other_methods_alone_are_plain_training_to_rounding(strategy):
+def test_the_other_methods_alone_are_plain_training_to_rounding(strategy: ob.Strategy) -> None:
     """But for a blend with older weights (dasgd's) and an outer optimiser, which are the method."""
     torch.testing.assert_close(final(strategy), serial(), rtol=1e-5, atol=1e-6)
 
 
-def test_the_other_methods_are_all_named():
+def test_the_other_methods_are_all_named() -> None:
     assert {s.name for s in ALSO} == set(ob.STRATEGIES) - {"eager", "wagma"}
 
 
@@ -76,7 +80,7 @@ def test_the_other_methods_are_all_named():
 @pytest.mark.parametrize("name", CODED)
 @given(data=st.data(), codec=st.sampled_from(CODECS))
 @settings(max_examples=15)
-def test_with_one_worker_a_codec_changes_nothing(name, data, codec):
+def test_with_one_worker_a_codec_changes_nothing(name: str, data: st.DataObject, codec: Any) -> None:
     drawn = data.draw(a_method(name, 1))
     coded = ob.strategy(name, **{**drawn.settings, "codec": codec})
     run, plain = (ob.simulate(s, TASK, 1, STEPS) for s in (coded, uncoded(drawn)))
@@ -85,7 +89,7 @@ def test_with_one_worker_a_codec_changes_nothing(name, data, codec):
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda c: c.name)
-def test_groups_of_one_code_nothing(codec):
+def test_groups_of_one_code_nothing(codec: Any) -> None:
     """WAGMA's, with several workers and no full rounds: everybody trains alone, and nothing is sent."""
     run, plain = (ob.simulate(ob.wagma(group=1, tau=None, codec=c), TASK, 3, STEPS) for c in (codec, None))
     assert torch.equal(run.weights, plain.weights)
@@ -93,13 +97,13 @@ def test_groups_of_one_code_nothing(codec):
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda c: c.name)
-def test_a_server_that_alone_has_data_codes_nothing(codec):
+def test_a_server_that_alone_has_data_codes_nothing(codec: Any) -> None:
     """Its own share of the sum goes to nobody; the weights that it sends afterwards are never coded."""
     run, plain = (ob.simulate(ob.nonblocking(over="server", codec=c), TASK, 2, samples=1).final for c in (codec, None))
     assert torch.equal(run, plain)
 
 
-def test_one_worker_with_two_bits_learns_as_without():
+def test_one_worker_with_two_bits_learns_as_without() -> None:
     task = ob.tasks.digits()
     coded, plain = (ob.simulate(ob.wagma(codec=c), task, 1, 60) for c in (ob.codec.qsgd(2), None))
     assert coded.metrics == plain.metrics
@@ -116,7 +120,7 @@ LIVE = [
 
 
 @pytest.mark.parametrize("strategy", LIVE, ids=str)
-def test_a_single_process_is_plain_training_bit_for_bit(strategy):
+def test_a_single_process_is_plain_training_bit_for_bit(strategy: ob.Strategy) -> None:
     model = TASK.build(0)
     with ob.attach(TASK.optimizer(list(model.parameters())), model, strategy) as optimizer:
         for step in range(STEPS):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ ALONE = ob.local_sgd(99)  # nobody hears from anybody, so losses depend on one's
 class Noisy(nn.Module):
     """Draws from a generator of somebody else's."""
 
-    def __init__(self, draws) -> None:
+    def __init__(self, draws: Any) -> None:
         super().__init__()
         self.layer, self.draws = nn.Linear(6, 1, dtype=torch.float64), draws
 
@@ -41,7 +42,7 @@ MODELS = {
 }
 
 
-def task(model: str = "dropout", evaluate=None) -> ob.Task:
+def task(model: str = "dropout", evaluate: Any = None) -> ob.Task:
     plain = ob.tasks.regression(dimension=6, batch=16)
     return ob.Task(MODELS[model], plain.loss, plain.batch, lambda p: torch.optim.SGD(p, lr=0.01), None, evaluate)
 
@@ -63,7 +64,7 @@ METHODS = [ob.allreduce(), ALONE, ob.eager(), ob.wagma(2), ob.ad_psgd(), ob.nonb
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("strategy", METHODS, ids=lambda s: s.name)
-def test_a_run_does_not_depend_on_what_was_drawn_before(strategy, model):
+def test_a_run_does_not_depend_on_what_was_drawn_before(strategy: ob.Strategy, model: Any) -> None:
     hashes = []
     for seed in (1, 2):
         disturb(seed)
@@ -72,7 +73,7 @@ def test_a_run_does_not_depend_on_what_was_drawn_before(strategy, model):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_run_does_not_depend_on_whose_gradients_are_computed_together(model):
+def test_a_run_does_not_depend_on_whose_gradients_are_computed_together(model: Any) -> None:
     runs = [
         ob.simulate(ALONE, task(model), 4, 5, delays=delays)
         for delays in (None, ob.delays.exponential(0.3), ob.delays.chronic(0, 9.0))
@@ -82,13 +83,13 @@ def test_a_run_does_not_depend_on_whose_gradients_are_computed_together(model):
         torch.testing.assert_close(run.weights, runs[0].weights, rtol=1e-12, atol=1e-14)
 
 
-def test_another_seed_draws_otherwise():
+def test_another_seed_draws_otherwise() -> None:
     a, b = (ob.simulate(ALONE, masks(), 2, 1, seed=seed).weights for seed in (0, 1))
     assert not torch.equal(a, b)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_global_generators_are_left_alone(model):
+def test_the_global_generators_are_left_alone(model: Any) -> None:
     disturb(7)
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()
     for strategy in (ob.allreduce(), ob.nonblocking(3)):
@@ -98,7 +99,7 @@ def test_the_global_generators_are_left_alone(model):
     assert all(np.array_equal(a, b) for a, b in zip(np.random.get_state(), before[2], strict=True))
 
 
-def test_what_an_evaluation_draws_does_not_depend_on_the_past():
+def test_what_an_evaluation_draws_does_not_depend_on_the_past() -> None:
     seen = []
     for seed in (1, 2):
         disturb(seed)
@@ -126,13 +127,13 @@ def masks(rows: int = 1) -> ob.Task:
     )  # fmt: skip
 
 
-def test_every_worker_and_every_step_draws_its_own():
+def test_every_worker_and_every_step_draws_its_own() -> None:
     after = [ob.simulate(ALONE, masks(), 5, steps).weights for steps in range(5)]
     drawn = torch.cat([later - earlier for earlier, later in pairwise(after)])
     assert len(drawn.unique(dim=0)) == 20
 
 
-def test_every_micro_batch_draws_its_own():
+def test_every_micro_batch_draws_its_own() -> None:
     """Of eight in a batch: with the masks of the first alone, every weight would be 0 or 2."""
     moved = ob.simulate(ob.nonblocking(8), masks(8), 1, 1).final
     assert len(moved.unique()) > 2
@@ -140,7 +141,7 @@ def test_every_micro_batch_draws_its_own():
     torch.testing.assert_close(whole, cut)  # one micro-batch is the batch, with its draws
 
 
-def test_models_that_draw_nothing_are_still_computed_together(monkeypatch):
+def test_models_that_draw_nothing_are_still_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, original = [], Fleet._loop
     monkeypatch.setattr(Fleet, "_loop", lambda self, *how: calls.append(1) or original(self, *how))
     ob.simulate(ob.allreduce(), ob.tasks.regression(dimension=6), 3, 3)
@@ -153,7 +154,7 @@ def test_models_that_draw_nothing_are_still_computed_together(monkeypatch):
 
 
 @pytest.mark.parametrize("strategy", [ob.local_sgd(2), ob.nonblocking(2)], ids=lambda s: s.name)
-def test_a_live_run_draws_what_a_simulated_one_does(strategy):
+def test_a_live_run_draws_what_a_simulated_one_does(strategy: ob.Strategy) -> None:
     disturb(3)
     before = torch.get_rng_state()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

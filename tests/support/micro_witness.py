@@ -1,0 +1,67 @@
+"""Non-blocking SGD in virtual time, and what the workers of one run did."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import offbeat as ob
+from offbeat.method.effects import Batch, Done, Next
+
+TASK = ob.tasks.regression(dimension=7, batch=8, noise=1.0, lr=0.05, momentum=0.5)
+LATE = ob.delays.Exponential(0.05)
+AT_ONCE = ob.Network(latency_s=0.0, bandwidth_Bps=math.inf)
+FORMS = ["allreduce", "server", "ring", "matcha", "exponential"]
+
+
+def weights(strategy: ob.Strategy, workers: int = 5, steps: int = 13, task: ob.Task = TASK, **how: Any):
+    return ob.simulate(strategy, task, workers=workers, steps=steps, **how).weights
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
+
+
+@dataclass
+class Witness:
+    """What the workers of one run did: (weights at the beginning, weights at the end, done) of each worker's rounds."""
+
+    rounds: dict[int, list[tuple[Tensor, Done | None, Batch]]] = field(default_factory=lambda: defaultdict(list))
+    weights: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    memory: dict[int, object] = field(default_factory=dict)
+
+
+def witnessed(strategy: ob.Strategy):
+    seen = Witness()
+
+    @types.coroutine
+    def body(me: Any):
+        inner, answer, begun, effect = strategy.body(me), None, None, None
+        try:
+            while True:
+                if isinstance(effect, Batch):
+                    now = torch.cat(list(me.x.parts))
+                    assert torch.equal(now, begun), "the weights changed within a round"
+                    seen.rounds[me.rank].append((begun, answer, effect))
+                effect = inner.send(answer)
+                begun = torch.cat([p.clone() for p in me.x.parts]) if isinstance(effect, (Batch, Next)) else begun
+                if isinstance(effect, Next):
+                    seen.weights[me.rank].append(begun)
+                answer = yield effect
+        except StopIteration:
+            seen.memory[me.rank] = me.memory
+        finally:
+            inner.close()
+
+    return dataclasses.replace(strategy, body=body), seen
+
+
+def column(seen: Any, r: int):
+    return [seen.rounds[rank][r] for rank in sorted(seen.rounds)]
