@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -75,7 +76,7 @@ class Play:
         return cls(programs, Referee(rules, size, 0), [Place(rules) for _ in programs], none[:], none[:], none[:])
 
     def clone(self) -> Play:
-        lists = {name: value[:] for name, value in vars(self).items() if isinstance(value, list)}
+        lists: dict[str, Any] = {name: value[:] for name, value in vars(self).items() if isinstance(value, list)}
         lists["places"] = [copy.copy(place) for place in self.places]
         referee = copy.copy(self.referee)
         for name, value in vars(referee).items():
@@ -221,7 +222,8 @@ def test_the_hub_asks_only_when_a_round_is_waited_for_and_decides_only_when_all_
 def test_torch_is_as_it_was_when_the_last_optimizer_has_ended() -> None:
     owners = (torch._C._distributed_c10d.ProcessGroup, torch._C._distributed_c10d.Work, DistributedDataParallel)
     before = [dict(vars(owner)) for owner in owners]
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     model = torch.nn.Linear(1, 1)
     with ob.attach(torch.optim.SGD(model.parameters(), lr=0.1), model, ob.eager()):
         assert [dict(vars(owner)) for owner in owners] != before, "collectives are noticed"

@@ -26,7 +26,7 @@ from offbeat.rounds.micro import (
 
 
 @given(st.integers(1, 300), st.integers(1, 80))
-def test_cuts_cover_all_rows_in_order_as_equally_as_possible(rows: Any, micro: Any) -> None:
+def test_cuts_cover_all_rows_in_order_as_equally_as_possible(rows: int, micro: int) -> None:
     runs = cuts(rows, micro)
     assert [row for lo, hi in runs for row in range(lo, hi)] == list(range(rows))
     sizes = [hi - lo for lo, hi in runs]
@@ -43,7 +43,7 @@ COSTS = st.lists(st.floats(0, 1e6) | st.sampled_from([0.0, 1.0]), min_size=1, ma
 
 
 @given(COSTS, st.integers(1, 40))
-def test_cuts_by_cost_cover_all_rows_in_order_and_none_is_empty(costs: Any, micro: Any) -> None:
+def test_cuts_by_cost_cover_all_rows_in_order_and_none_is_empty(costs: list[float], micro: int) -> None:
     runs = cuts_by_cost(costs, micro)
     assert [row for lo, hi in runs for row in range(lo, hi)] == list(range(len(costs)))
     assert len(runs) == min(len(costs), micro)
@@ -51,7 +51,7 @@ def test_cuts_by_cost_cover_all_rows_in_order_and_none_is_empty(costs: Any, micr
 
 
 @given(st.lists(st.floats(1, 10), min_size=32, max_size=64), st.integers(1, 6))
-def test_cuts_by_cost_cost_about_the_same(costs: Any, micro: Any) -> None:
+def test_cuts_by_cost_cost_about_the_same(costs: list[float], micro: int) -> None:
     spent = [sum(costs[lo:hi]) for lo, hi in cuts_by_cost(costs, micro)]
     assert max(spent) - sum(costs) / micro <= 1.01 * max(costs)
 
@@ -69,9 +69,10 @@ def test_a_cost_that_is_no_cost_is_refused(bad: float) -> None:
 
 @given(st.integers(1, 60), st.lists(st.integers(1, 20), min_size=1, max_size=60), st.booleans())
 def test_however_the_number_of_pieces_changes_a_batch_is_handed_out_once_and_in_order(
-    rows: Any, micros: Any, by_cost: bool
+    rows: int, micros: list[int], by_cost: bool
 ) -> None:
-    rest, seen = Leftover(rows, [float(k % 3 + 1) for k in range(rows)] if by_cost else None), []
+    rest = Leftover(rows, [float(k % 3 + 1) for k in range(rows)] if by_cost else None)
+    seen: list[int] = []
     for micro in itertools.cycle(micros):
         left = rest.pieces(micro)
         lo, hi = rest.first(micro)
@@ -111,15 +112,18 @@ def test_a_deadline_is_learned_only_from_times() -> None:
 
 
 @given(st.lists(st.floats(0.001, 1000), min_size=1, max_size=50))
-def test_at_least_half_of_the_workers_keep_a_learned_deadline(times: Any) -> None:
+def test_at_least_half_of_the_workers_keep_a_learned_deadline(times: list[float]) -> None:
     deadline = learned_deadline_s(times)
+    assert deadline is not None
     assert 2 * sum(t <= deadline for t in times) >= len(times)
 
 
 @given(st.lists(st.floats(0.9, 1.1), min_size=3, max_size=20), st.floats(2, 1000))
-def test_a_minority_that_is_slow_does_not_move_a_learned_deadline_far(usual: Any, slow: float) -> None:
+def test_a_minority_that_is_slow_does_not_move_a_learned_deadline_far(usual: list[float], slow: float) -> None:
     times = usual + [slow] * (len(usual) // 2 - (len(usual) % 2 == 0))
-    assert learned_deadline_s(times) < 2
+    deadline = learned_deadline_s(times)
+    assert deadline is not None
+    assert deadline < 2
 
 
 @given(st.floats(1.2, 40), st.sampled_from([8, 16, 32, 64]))

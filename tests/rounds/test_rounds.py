@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import Counter
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def vec(*numbers: float) -> Vec:
 class TrayMachine(RuleBasedStateMachine):
     """What was deposited is owed, taken or lost, and never two of these; the value is the sum of what is owed."""
 
-    absent = "carry"
+    absent: Literal["carry", "drop"] = "carry"
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,8 @@ class TrayMachine(RuleBasedStateMachine):
     def balances(self) -> None:
         everywhere = [*self.tray.pieces, *self.tray.lost, *(p for shot in self.taken for p in shot.pieces)]
         assert Counter(p.step for p in everywhere) == Counter(range(self.made))
-        for held in (self.tray, *self.taken):
+        trays: list[Tray | Snapshot] = [self.tray, *self.taken]
+        for held in trays:
             owed = sum(2.0**p.step for p in held.pieces)
             assert (held.value.item() if held.value is not None else 0.0) == owed
         assert self.absent == "drop" or not self.tray.lost
@@ -94,7 +95,8 @@ def test_weights_stay_in_their_tray_and_newer_ones_take_their_place() -> None:
     tray.deposit(vec(5.0), Deposit(1, 1))
     after = tray.snapshot(2, False)
     tray.put_back(after)
-    assert (before.value.item(), after.value.item(), tray.snapshot(3, False).value.item()) == (1.0, 5.0, 5.0)
+    seen = [shot.value.item() for shot in (before, after, tray.snapshot(3, False)) if shot.value]
+    assert seen == [1.0, 5.0, 5.0]
     assert (before.deposits, after.deposits, after.staleness(2)) == (1, 2, 1)
     assert Tray("last").snapshot(0, True).value is None
 
@@ -289,7 +291,13 @@ def walk(table: Table, draw: Any) -> None:
     table.check_end()
 
 
-WAITS = [waiting.first, waiting.majority, waiting.at_least(2), waiting.at_least(0.5), waiting.everyone]
+WAITS: list[waiting.Wait] = [
+    waiting.first,
+    waiting.majority,
+    waiting.at_least(2),
+    waiting.at_least(0.5),
+    waiting.everyone,
+]
 some_rules = st.builds(
     lambda wait, absent, limits, catch_up, late: Rules(wait, absent, limits[0], limits[1], catch_up, late),
     st.sampled_from(WAITS),
@@ -303,7 +311,7 @@ some_rules = st.builds(
 @given(some_rules, st.lists(st.integers(0, 5), min_size=1, max_size=5), st.integers(0, 99), st.data())
 @settings(max_examples=200)
 def test_no_order_of_events_loses_doubles_outdates_or_hangs(
-    rules: Any, steps: int, seed: int, data: st.DataObject
+    rules: Rules, steps: list[int], seed: int, data: st.DataObject
 ) -> None:
     walk(Table(rules, steps, seed), lambda moves: data.draw(st.sampled_from(moves)))
 
@@ -318,7 +326,7 @@ def test_thousands_of_seeded_orders_hold_the_same(absent: Any, catch_up: Any) ->
         rules = Rules(draw.choice(WAITS), absent, full, bound, catch_up, late)
         eager_for = [draw.random() ** 3 for _ in range(6)]  # some workers hardly ever get a turn
 
-        def pick(moves: Any, draw: Any = draw, eager_for: Any = eager_for):
+        def pick(moves: Any, draw: random.Random = draw, eager_for: list[float] = eager_for) -> Any:
             return draw.choices(moves, [1e-3 + eager_for[r] for _, r in moves])[0]
 
         walk(Table(rules, [draw.randint(0, 7) for _ in range(draw.randint(1, 6))], seed), pick)
@@ -332,7 +340,7 @@ def test_thousands_of_seeded_orders_hold_the_same(absent: Any, catch_up: Any) ->
      ("drop", 2, None, 1), ("last", 2, None, 0), ("last", None, 1, 0)],
 )  # fmt: skip
 def test_every_order_of_all_events_of_a_small_table(
-    steps: int, catch_up: Any, absent: Any, full: Any, bound: int, late: Any
+    steps: list[int], catch_up: Any, absent: Any, full: int | None, bound: int | None, late: int
 ) -> None:
     for wait in (waiting.first, waiting.at_least(2)):
         seen, open_tables = set(), [Table(Rules(wait, absent, full, bound, catch_up, late), steps)]

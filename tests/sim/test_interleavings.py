@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+from collections.abc import Callable
 from itertools import permutations
 from typing import Any
 
@@ -55,7 +56,7 @@ def _orders(left: tuple[int, ...]) -> list[tuple[int, ...]]:
     ]
 
 
-def times(order: tuple[int, ...], gap_s: float):
+def times(order: tuple[int, ...], gap_s: float) -> Callable[[int, int], float]:
     """Step times for which workers that never wait finish in this order, ``gap_s`` apart."""
     finish: dict[int, list[int]] = {}
     for k, rank in enumerate(order, start=1):
@@ -91,7 +92,7 @@ def test_every_order_of_three_workers_and_three_steps_applies_all_of_it_once(wai
 @pytest.mark.parametrize("bound", [1, 2])
 def test_in_every_order_of_three_workers_the_bound_holds(bound: int, catch_up: Any) -> None:
     for order in UP_TO_NAMES:
-        how = {"catch_up": catch_up, "sync": "bounded", "staleness": bound}
+        how: dict[str, Any] = {"catch_up": catch_up, "sync": "bounded", "staleness": bound}
         run, seen = count(ob.eager(**how), 3, 3, steps=3, compute_s=times(order, 0.025), network=SLOWLY)
         check(run, seen, 3, 3)
         assert all(s <= bound for r in run.trace.rounds if r.started_by >= 0 for s in r.staleness.values())
@@ -101,13 +102,14 @@ def test_in_every_order_of_three_workers_the_bound_holds(bound: int, catch_up: A
 
 def random_eager(draw: random.Random) -> tuple[ob.Strategy, int | None]:
     late, bound = draw.choice([0, 0, 1]), draw.choice([None, 1, 2, 5])
-    how = {"sync": "bounded", "staleness": bound + late} if bound else {"sync_every": draw.choice([None, 1, 2, 5, 33])}
-    wait = draw.choice(["first", "majority", "everyone", 1, 2, 3, 0.25, 0.5, 0.9])
+    how: dict[str, Any] = {"sync_every": draw.choice([None, 1, 2, 5, 33])} if not bound else {}
+    how |= {"sync": "bounded", "staleness": bound + late} if bound else {}
+    wait: Any = draw.choice(["first", "majority", "everyone", 1, 2, 3, 0.25, 0.5, 0.9])
     strategy = ob.eager(wait, catch_up=draw.choice(["current", "every_step"]), late=late, **how)
     return strategy, bound and bound + late
 
 
-def random_times(draw: random.Random):
+def random_times(draw: random.Random) -> float | Callable[[int, int], float]:
     kind, seed = draw.randrange(5), draw.randrange(1 << 30)
     if kind == 0:
         return lambda step, rank: random.Random(hash((seed, step, rank))).choice([0.0, 0.05, 0.1, 0.25])  # many ties
@@ -120,7 +122,7 @@ def random_times(draw: random.Random):
     return 0.1
 
 
-def random_end(draw: random.Random) -> dict[str, float]:
+def random_end(draw: random.Random) -> dict[str, Any]:
     return draw.choice([{"steps": draw.randrange(8)}, {"samples": draw.randrange(HORIZON)}])
 
 
@@ -132,7 +134,7 @@ def test_thousands_of_random_schedules_of_eager_conserve_every_gradient() -> Non
     for seed in range(3000):
         draw = random.Random(seed)
         (strategy, bound), workers = random_eager(draw), draw.randint(1, 9)
-        how = random_end(draw) | {"network": random_network(draw), "compute_s": random_times(draw)}
+        how: dict[str, Any] = random_end(draw) | {"network": random_network(draw), "compute_s": random_times(draw)}
         run, seen = count(strategy, workers, HORIZON, seed=seed, **how)
         check(run, seen, workers, HORIZON)
         if bound:
@@ -143,9 +145,11 @@ def test_thousands_of_random_schedules_of_wagma_end_within_their_bound() -> None
     for seed in range(2500):
         draw = random.Random(seed)
         workers, late, bound = draw.randint(1, 9), draw.choice([0, 0, 1]), draw.choice([None, 1, 2, 4])
-        how = {"sync": "bounded", "staleness": bound + late} if bound else {"tau": draw.choice([None, 1, 3, 10])}
+        how: dict[str, Any] = {"tau": draw.choice([None, 1, 3, 10])} if not bound else {}
+        how |= {"sync": "bounded", "staleness": bound + late} if bound else {}
+        wait: Any = draw.choice(["first", "majority", 2, 0.5, "everyone"])
         strategy = ob.wagma(
-            draw.choice([None, draw.randint(1, workers)]), wait=draw.choice(["first", "majority", 2, 0.5, "everyone"]),
+            draw.choice([None, draw.randint(1, workers)]), wait=wait,
             catch_up=draw.choice(["current", "every_step"]), late=late, **how,
         )  # fmt: skip
         run = ob.simulate(
@@ -163,13 +167,13 @@ def reference(
     workers: int,
     steps: int,
     group: int,
-    tau: int,
-    catch_up: Any,
+    tau: int | None,
+    catch_up: str,
     quorum: int,
-    seconds: Any,
+    seconds: Callable[[int, int], float],
     latency_s: float,
     lr: float = 0.3,
-):
+) -> tuple[list[list[list[float]]], list[list[float]]]:
     """WAGMA-SGD once more, slowly and from the text alone: lists of numbers and a heap of (time, what happens)."""
     groups, everyone, dimension = ob.topology.groups(workers, group), list(range(workers)), 3
     w = [[0.0] * dimension for _ in everyone]
@@ -177,22 +181,22 @@ def reference(
     stamp = [0] * workers  # how many times it has been written
     step, contained, have = [0] * workers, [0] * workers, [0] * workers
     arrived: dict[int, set[int]] = {}
-    outcome: dict[tuple[int, int], tuple] = {}  # (round, rank) → mean, group size, my stamp in it
+    outcome: dict[tuple[int, int], tuple[list[float], int, int]] = {}  # (round, rank) → mean, group size, my stamp
     begun = [[list(x)] for x in w]
     pending: list[tuple[int, list[int]]] = []
     training, state = set(everyone), {"next": 0}
     merged = [0] * workers
-    heap: list[tuple[float, int, str, object]] = []
+    heap: list[tuple[float, int, str, Any]] = []
     ticket = itertools.count()
     news_s = latency_s * max(0, (workers - 1).bit_length())
 
-    def later(at: Any, what: str, about: Any) -> None:
+    def later(at: float, what: str, about: Any) -> None:
         heapq.heappush(heap, (at, next(ticket), what, about))
 
-    def full(v: Any):
+    def full(v: int) -> bool:
         return tau is not None and (v + 1) % tau == 0
 
-    def maybe_start(now: Any) -> None:
+    def maybe_start(now: float) -> None:
         v = state["next"]
         here = arrived.get(v, set()) & training
         need = len(training) if full(v) else min(quorum, len(training))
@@ -200,7 +204,7 @@ def reference(
             state["next"] += 1
             later(now + news_s, "news", v)
 
-    def run_blocks(now: Any) -> None:
+    def run_blocks(now: float) -> None:
         for v, block in list(pending):
             if all(have[r] == v for r in block):
                 pending.remove((v, block))
@@ -215,7 +219,7 @@ def reference(
             w[rank] = [(size * m + x) / (size + 1) for m, x in zip(mean, w[rank], strict=True)]
         merged[rank] = v + 1
 
-    def go_on(rank: int, now: Any) -> None:
+    def go_on(rank: int, now: float) -> None:
         """Merge what there is to merge and begin the next step, or end."""
         t = step[rank]
         newest = min(have[rank], t + 1) if catch_up == "every_step" else have[rank]
@@ -259,7 +263,7 @@ def reference(
                 go_on(rank, now)
         elif what == "news":
             v = about
-            blocks = [everyone] if full(v) else sorted({groups(v).block(r) for r in everyone})
+            blocks: list[Any] = [everyone] if full(v) else sorted({groups(v).block(r) or () for r in everyone})
             pending += [(v, list(b)) for b in blocks]
             run_blocks(now)
         else:
@@ -288,7 +292,7 @@ SLOW_ONE = lambda step, rank: 0.41 + 0.001 * step if rank == 1 else 0.1 + 0.003 
 )
 @pytest.mark.parametrize("latency_s", [0.0, 0.004, 0.03])
 def test_late_workers_of_wagma_blend_as_the_text_says(
-    catch_up: Any, workers: int, group: int, tau: int, quorum: int, latency_s: float
+    catch_up: Any, workers: int, group: int, tau: int | None, quorum: int, latency_s: float
 ) -> None:
     for pattern in (rotating, heavy(1), heavy(2), SLOW_ONE):
         begun, last = reference(workers, 8, group, tau, catch_up, quorum, pattern, latency_s)

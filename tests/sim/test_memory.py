@@ -25,7 +25,7 @@ EVERY = [
     ob.wagma(per_node=2, late=1), ob.local_sgd(2, codec=ob.codec.qsgd(4)), ob.dasgd(2, 1), ob.diloco(2, overlap=1),
     ob.nonblocking("auto", over="ring", stop="auto"), ob.nonblocking(over="server"), ob.dpsgd(codec=ob.codec.bf16()),
 ]  # fmt: skip
-HOW = {
+HOW: dict[str, dict[str, Any]] = {
     "plain": {},
     "spans and watched": {"spans": True, "watch_s": 0.15},
     "by samples": {"steps": None, "samples": 13},
@@ -68,8 +68,8 @@ def left_by(run: Callable[[], object]) -> Counter[str]:
 
 
 def simulate(strategy: Strategy, **how: Any) -> ob.Run:
-    how = {"task": TASK, "steps": 3, "delays": ob.delays.exponential(0.1)} | how
-    return ob.simulate(strategy, workers=4, **how)
+    usual: dict[str, Any] = {"task": TASK, "steps": 3, "delays": ob.delays.exponential(0.1)}
+    return ob.simulate(strategy, workers=4, **(usual | how))
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -83,6 +83,7 @@ def test_while_the_run_is_kept_its_own_tensors_are_all_there_is() -> None:
     simulate(ob.eager())
     with nobody_collects():
         run = ob.simulate(ob.eager(), TASK, 64, 3)
+        assert run.model is not None
         parameters = len(list(run.model.parameters()))
         assert alive() == {"offbeat.sim.Run": 1, "torch.Tensor": 3, "torch.nn.parameter.Parameter": parameters}
 

@@ -47,14 +47,17 @@ def test_with_nobody_late_nothing_fades(catch_up: Any) -> None:
 def test_a_gradient_that_fades_counts_less_for_every_round_it_has_missed(late: Any) -> None:
     """Rank 1's first step takes 4.5 s, all others 1 s; its first gradient, which is late, is the only one not zero."""
 
-    def one(rank: int, step: int, x: Tensor):
+    def one(rank: int, step: int, x: Tensor) -> Tensor:
         return torch.full_like(x, float(rank == 1 and step == 0))
 
     moved = {}
+    stale: Any
     for stale in ("carry", "fade"):
         strategy = ob.eager(sync_every=None, stale=stale, late=late)
-        how = {"steps": 8, "compute_s": lambda step, rank: 4.5 if rank and not step else 1.0, "network": AT_ONCE}
-        _, seen = watch(strategy, 2, one, lr=1.0, **how)
+        _, seen = watch(
+            strategy, 2, one, lr=1.0, steps=8, network=AT_ONCE,
+            compute_s=lambda step, rank: 4.5 if rank and not step else 1.0,
+        )  # fmt: skip
         assert torch.equal(seen.last[0], seen.last[1])
         moved[stale] = seen.last[0]
     torch.testing.assert_close(moved["carry"], torch.full_like(moved["carry"], -0.5))
@@ -78,7 +81,7 @@ def test_every_result_says_who_contributed_and_how_stale(make: Any, catch_up: An
 
 @both_ways
 def test_waiting_for_everyone_eager_is_allreduce_whatever_the_delays(catch_up: Any) -> None:
-    how = {"workers": 5, "steps": 7, "delays": ob.delays.exponential(0.3)}
+    how: dict[str, Any] = {"workers": 5, "steps": 7, "delays": ob.delays.exponential(0.3)}
     run = ob.simulate(ob.eager("everyone", catch_up=catch_up), TASK, **how)
     assert torch.equal(run.weights, ob.simulate(ob.allreduce(), TASK, **how).weights)
     full = ob.simulate(ob.eager("first", sync_every=1, catch_up=catch_up), TASK, **how)

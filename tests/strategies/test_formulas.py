@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import offbeat as ob
 from tests.support.formulas import (
@@ -30,12 +33,12 @@ from tests.support.formulas import (
     final,
 )
 
-REFERENCES = {
+REFERENCES: dict[str, tuple[ob.Strategy, Callable[[int, int], Tensor]]] = {
     "allreduce": (ob.allreduce(), by_allreduce),
     "local_sgd": (ob.local_sgd(3), partial(by_local_sgd, 3)),
     "dasgd": (ob.dasgd(4, 2, 0.25), partial(by_dasgd, 4, 2, 0.25, "paper")),
     "dasgd at once": (ob.dasgd(4, 0, 0.4), partial(by_dasgd, 4, 0, 0.4, "paper")),
-    "dasgd correct": (ob.dasgd(4, 3, merge="correct"), partial(by_dasgd, 4, 3, None, "correct")),
+    "dasgd correct": (ob.dasgd(4, 3, merge="correct"), partial(by_dasgd, 4, 3, math.nan, "correct")),
     "dpsgd": (ob.dpsgd(), partial(by_dpsgd, "ring", "cta")),
     "dpsgd atc": (ob.dpsgd("exponential", "atc"), partial(by_dpsgd, "exponential", "atc")),
     "dpsgd edges": (ob.dpsgd(UNEVEN), partial(by_dpsgd, UNEVEN, "cta")),
@@ -73,13 +76,20 @@ def test_random_methods_follow_their_own_seed(seed: int) -> None:
     close(final(ob.noloco(2), 5, 12, model, seed=seed).weights, by_noloco(2, 0.7, 0.5, 0.7, 5, 12, seed))
 
 
-def _model_of_seed(seed: int):
+def _model_of_seed(seed: int) -> torch.nn.Module:
     return PLAIN.build(seed)
 
 
 def by_adaptive(
-    period: int, sampling_steps: int, low: float, high: float, cap: int, rates: Any, workers: int, steps: int
-):
+    period: int,
+    sampling_steps: int,
+    low: float,
+    high: float,
+    cap: int,
+    rates: Callable[[int], float],
+    workers: int,
+    steps: int,
+) -> tuple[Tensor, list[int], list[int]]:
     """The weights, the steps after which all were averaged, and the periods that were in force."""
     its, p, cnt, samples, when, periods = Local(workers), period, 0, [], [], [period]
     for k in range(steps):
@@ -100,7 +110,7 @@ def by_adaptive(
     return its.w, when, periods
 
 
-def _factor(k: int):
+def _factor(k: int) -> float:
     return 1.0 if k < 80 else 1.6 if k < 110 else 0.3
 
 
@@ -117,9 +127,10 @@ def test_the_adaptive_period_follows_the_papers_rule(cap: int) -> None:
 
 
 def test_sampling_above_one_is_a_number_of_steps_and_needs_no_horizon() -> None:
+    cases: list[tuple[float, dict[str, Any]]] = [(20, {"seconds": 80}), (0.25, {"steps": 80})]
     runs = [
         ob.simulate(ob.adaptive(3, sampling=sampling), PLAIN, 4, compute_s=1.0, network=AT_ONCE, **end)
-        for sampling, end in ((20, {"seconds": 80}), (0.25, {"steps": 80}))
+        for sampling, end in cases
     ]
     assert torch.equal(runs[0].weights, runs[1].weights)
 

@@ -49,7 +49,7 @@ COUNTING = ob.Task(Slots, lambda out, y: -out.mean(), one_hot, lambda p: torch.o
 @shapes
 @pytest.mark.parametrize("name", ["eager", "wagma", "wagma, correct"])
 def test_one_node_of_all_is_allreduce_bit_for_bit(workers: int, per_node: int, name: str) -> None:
-    how = {"workers": workers, "steps": STEPS, "delays": ob.delays.exponential(0.3)}
+    how: dict[str, Any] = {"workers": workers, "steps": STEPS, "delays": ob.delays.exponential(0.3)}
     run, twin = ob.simulate(METHODS[name](workers), TASK, **how), ob.simulate(ob.allreduce(), TASK, **how)
     assert torch.equal(run.weights, twin.weights) or name == "wagma, correct"  # which adds differences: to rounding
     torch.testing.assert_close(run.weights, twin.weights)
@@ -107,7 +107,8 @@ def test_what_a_node_loses_is_named_by_those_who_had_data() -> None:
 
 def test_a_slow_worker_holds_up_its_node_and_no_other() -> None:
     slow = ob.delays.chronic(5, 0.4)
-    how = {"workers": 8, "steps": 20, "compute_s": 0.1, "delays": slow, "network": ob.Network(0.0, 1e12)}
+    how: dict[str, Any] = {"workers": 8, "steps": 20, "compute_s": 0.1, "delays": slow}
+    how["network"] = ob.Network(0.0, 1e12)
     run = ob.simulate(ob.eager(per_node=2, sync_every=None), TASK, **how)
     assert run.finished_s[4] == run.finished_s[5] == pytest.approx(20 * 0.5)
     assert max(t for rank, t in enumerate(run.finished_s) if rank not in (4, 5)) < 20 * 0.1 + 0.6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -74,13 +75,13 @@ def test_the_invariants_of_a_round(over: str, rule: Any) -> None:
         assert told == [sum(d.samples for _, d, _ in seen.rounds[k]) for k in range(workers)]
 
 
-def gradient_sum(w: Tensor, rows: Any):
+def gradient_sum(w: Tensor, rows: list[tuple[Tensor, Tensor]]) -> Tensor:
     """Σ of least-squares gradients over (x, y) rows, by hand."""
     x, y = torch.stack([x for x, _ in rows]), torch.stack([y for _, y in rows])
     return 2 * x.T @ (x @ w - y)
 
 
-def rows_in_order(rank: int):
+def rows_in_order(rank: int) -> Iterator[tuple[Tensor, Tensor]]:
     for step in itertools.count():
         x, y = TASK.batch(rank, step)
         yield from zip(x, y[:, 0], strict=True)
@@ -169,7 +170,7 @@ def test_every_sample_is_used_once_and_in_order(
     workers: int, batch: int, micro: Any, stop: Any, at_least: int, seed: int, ending: str
 ) -> None:
     strategy, seen = witnessed(ob.nonblocking(micro, stop=stop, at_least=at_least))
-    end = {"steps": 9, "samples": 9 * workers - 1, "seconds": 0.9}[ending]
+    end: Any = {"steps": 9, "samples": 9 * workers - 1, "seconds": 0.9}[ending]
     task = counting(workers, batch, 40)
     run = ob.simulate(strategy, task, workers=workers, **{ending: end}, delays=ob.delays.Exponential(0.1), seed=seed)
     used = [sum(d.samples for _, d, _ in seen.rounds[k] if d is not None) for k in range(workers)]

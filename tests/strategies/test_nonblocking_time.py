@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import offbeat as ob
 from tests.support.micro_witness import AT_ONCE, FORMS, LATE, TASK, close, column, witnessed
@@ -58,7 +59,7 @@ def test_micro_auto_settles_where_the_slow_worker_does_16_and_the_others_keep_to
 
 
 def test_a_learned_deadline_cuts_off_the_slow_and_follows_when_all_become_slower() -> None:
-    def compute_s(t: int, k: int):
+    def compute_s(t: int, k: int) -> float:
         return (0.4 if k == 0 else 0.1) * (1 if t < 20 else 3)
 
     strategy, seen = witnessed(ob.nonblocking(8, stop="auto"))
@@ -72,7 +73,7 @@ def test_a_learned_deadline_cuts_off_the_slow_and_follows_when_all_become_slower
 @pytest.mark.parametrize("over", FORMS)
 @pytest.mark.parametrize("ending", [{"steps": 7}, {"samples": 31}, {"seconds": 1.0}], ids=str)
 @pytest.mark.parametrize("workers", [1, 2, 5, 8])
-def test_every_form_ends_whatever_ends_the_run(over: str, ending: str, workers: int) -> None:
+def test_every_form_ends_whatever_ends_the_run(over: str, ending: dict[str, Any], workers: int) -> None:
     run = ob.simulate(ob.nonblocking(4, over), TASK, workers=workers, **ending, delays=ob.delays.Pareto(0.02, 1.2))
     assert torch.isfinite(run.final).all()
     if "steps" in ending:
@@ -90,10 +91,10 @@ def test_codecs_compose_and_still_learn(over: str) -> None:
 
 
 def test_batch_norm_moves_on_with_every_micro_batch() -> None:
-    def net():
+    def net() -> nn.Module:
         return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
 
-    def batch(rank: int, step: int):
+    def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(step)
         return torch.randn(8, 3, generator=generator).double(), torch.randn(8, 1, generator=generator).double()
 
@@ -106,8 +107,10 @@ def test_batch_norm_moves_on_with_every_micro_batch() -> None:
         for x, y in zip(*(part.split(2) for part in batch(0, step)), strict=True):
             (nn.functional.mse_loss(model(x), y) / 4).backward()
         optimizer.step()
-    assert int(run.model[1].num_batches_tracked) == 12
-    close(run.model[1].running_mean, model[1].running_mean)
+    assert run.model is not None
+    mine, theirs = dict(run.model.named_buffers()), dict(model.named_buffers())
+    assert int(mine["1.num_batches_tracked"]) == 12
+    close(mine["1.running_mean"], theirs["1.running_mean"])
     close(run.final, nn.utils.parameters_to_vector(model.parameters()).detach())
 
 
@@ -120,10 +123,13 @@ def test_a_bell_that_arrives_late_stops_neither_its_own_round_nor_the_next() -> 
 
 def test_a_short_batch_behind_leftovers_may_end_a_round_early() -> None:
     """Rank 1 is stopped after three of four samples; the one that is left, and a batch of one, do not make four."""
-    rows = lambda rank, step: 1 if (rank, step) == (1, 1) else 4  # noqa: E731
-    batch = lambda rank, step: tuple(part[: rows(rank, step)] for part in TASK.batch(rank, step))  # noqa: E731
+
+    def batch(rank: int, step: int) -> tuple[Tensor, ...]:
+        rows = 1 if (rank, step) == (1, 1) else 4
+        return tuple(part[:rows] for part in TASK.batch(rank, step))
+
     seconds = {(0, 0): 0.1, (0, 1): 0.14, (1, 0): 5.0}
-    how = {"compute_s": lambda step, rank: seconds.get((step, rank), 0.1), "network": AT_ONCE}
+    how: dict[str, Any] = {"compute_s": lambda step, rank: seconds.get((step, rank), 0.1), "network": AT_ONCE}
     run = ob.simulate(ob.nonblocking(8), dataclasses.replace(TASK, batch=batch), 2, 2, **how)
     assert torch.isfinite(run.final).all()
     assert run.seconds < 5.0, "rank 1 is through, and rings"

@@ -14,6 +14,7 @@ import math
 import os
 import types
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,7 +84,7 @@ class Case:
         return run, seen
 
 
-def pace(kind: str, number: int, seed: int):
+def pace(kind: str, number: int, seed: int) -> Callable[[int, int], float]:
     """Seconds of a step; with ties, with none, with one that is always slow, with heavy tails."""
 
     def seconds(step: int, rank: int) -> float:
@@ -105,7 +106,7 @@ def pace(kind: str, number: int, seed: int):
     return seconds
 
 
-def net(latency_s: Any, bandwidth_Bps: Any, algorithm: str) -> ob.Network:
+def net(latency_s: Any, bandwidth_Bps: Any, algorithm: Any) -> ob.Network:
     """Words mean a network whose links differ."""
     latency = (lambda i, j: 0.002 * ((3 * i + 5 * j) % 7)) if latency_s == "uneven" else latency_s
     bandwidth = (lambda i, j: 1e4 * (1 + (i + 2 * j) % 5)) if bandwidth_Bps == "uneven" else bandwidth_Bps
@@ -225,15 +226,17 @@ def check_counts(case: Case, run: ob.Run, seen: Seen) -> None:
 
 def share(case: Case, run: ob.Run, rank: int, step: int) -> float:
     """How many times a gradient counts that is averaged in step: P, or those of a node, over those who have data."""
+    how: Any = case.strategy.settings
     together = {"allreduce": case.workers, "qsgd": case.workers}
-    per_node = together.get(case.strategy.name, int(case.strategy.settings.get("per_node", 1)))
+    per_node: int = together.get(case.strategy.name, how.get("per_node", 1))
     first = rank // per_node * per_node
     return per_node / sum(taken > step for taken in run.gradients[first : first + per_node])
 
 
 def conserves(case: Case) -> bool:
     """Whether the method says that the sum over all workers changes by what they learn, and by nothing else."""
-    how, name = case.strategy.settings, case.strategy.name
+    how: Any = case.strategy.settings
+    name = case.strategy.name
     coded = how.get("codec") is not None and case.workers > 1
     if name == "eager":
         return how["stale"] != "fade" and how["apply"] == "queue" and not coded
@@ -278,10 +281,11 @@ def check_samples(case: Case, run: ob.Run, seen: Seen) -> None:
 
 def check_replicas(case: Case, seen: Seen) -> None:
     """Before the closing average: equal on all where the method says so, and within a node always."""
-    how, name = case.strategy.settings, case.strategy.name
+    how: Any = case.strategy.settings
+    name = case.strategy.name
     equal = name in ("allreduce", "qsgd") or (name == "eager" and how["apply"] == "queue")
     equal |= name == "nonblocking" and how["over"] in ("allreduce", "server")
-    together = case.workers if equal else int(how.get("per_node", 1))
+    together = case.workers if equal else how.get("per_node", 1)
     for rank in range(case.workers):
         assert torch.equal(seen.last[rank], seen.last[rank // together * together])
 
@@ -291,7 +295,7 @@ def check_staleness(case: Case, run: ob.Run) -> None:
     if case.strategy.name in ("eager", "wagma"):
         assert versions == list(range(len(versions)))
     if case.strategy.settings.get("sync") == "bounded":
-        how = case.strategy.settings
+        how: Any = case.strategy.settings
         every = how["sync_every"] if case.strategy.name == "eager" else how["tau"]
         bound = how["staleness"] if how["staleness"] is not None else every
         assert all(age <= bound for r in run.trace.rounds for age in r.staleness.values())

@@ -8,6 +8,7 @@ import inspect
 import math
 import pickle
 import re
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 import offbeat as ob
 from offbeat import topology
@@ -60,7 +60,7 @@ ALL = STRATEGIES | CODED
 every = pytest.mark.parametrize("name", ALL)
 
 
-def simulate(name: str, task: ob.Task = TASK, workers: int = 4, **how: Any):
+def simulate(name: str, task: ob.Task | None = TASK, workers: int = 4, **how: Any) -> ob.Run:
     return ob.simulate(ALL[name], task, workers=workers, **({"steps": 9} | how))
 
 
@@ -78,6 +78,7 @@ def test_every_card_is_complete(name: str) -> None:
         assert words in card.text
     paper = card.paper
     assert all((paper.summary, paper.title, paper.authors, paper.venue, paper.helps, paper.hurts, paper.laws))
+    assert paper.arxiv is not None
     assert paper.arxiv in paper.bibtex()
     settings = inspect.signature(card.make).parameters
     assert all(p.default is not p.empty for p in settings.values()), "every setting has the paper's default"
@@ -112,9 +113,10 @@ def test_delays_change_the_time_and_not_the_weights(name: str) -> None:
     st.integers(0, 99),
 )  # fmt: skip
 def test_any_number_of_workers_and_steps_ends_with_finite_weights(
-    name: str, workers: int, end: Any, count: int, seed: int
+    name: str, workers: int, end: str, count: int, seed: int
 ) -> None:
-    run = ob.simulate(ALL[name], TASK, workers, **{end: count}, seed=seed, delays=ob.delays.exponential(0.1))
+    how: dict[str, Any] = {end: count}
+    run = ob.simulate(ALL[name], TASK, workers, **how, seed=seed, delays=ob.delays.exponential(0.1))
     assert run.final.shape == (5,)
     assert torch.isfinite(run.final).all()
     assert torch.isfinite(run.weights).all()
@@ -201,6 +203,7 @@ def test_batch_statistics_stay_sound_and_are_averaged_at_the_end() -> None:
     )
     for name in STRATEGIES:
         run = ob.simulate(STRATEGIES[name], task, 3, 4)
+        assert run.model is not None
         buffers = dict(run.model.named_buffers())
         assert torch.isfinite(buffers["0.running_var"]).all(), name
         assert (buffers["0.running_var"] > 0).all(), name
@@ -209,7 +212,7 @@ def test_batch_statistics_stay_sound_and_are_averaged_at_the_end() -> None:
 
 # ------------------------------------------------------------------------------------------------- bad settings
 
-BAD = {
+BAD: dict[str, Callable[[], object]] = {
     "qsgd: bits is 1": lambda: ob.qsgd(1),
     "17 bits": lambda: ob.qsgd(17),
     "qsgd: bucket is 0": lambda: ob.qsgd(bucket=0),
@@ -219,13 +222,13 @@ BAD = {
     "adaptive: sampling is -1": lambda: ob.adaptive(sampling=-1),
     "adaptive: low is 2 and high is 1": lambda: ob.adaptive(low=2, high=1),
     "adaptive: low is nan": lambda: ob.adaptive(low=math.nan),
-    "dasgd: period is 2.5": lambda: ob.dasgd(2.5),
+    "dasgd: period is 2.5": lambda: ob.dasgd(2.5),  # type: ignore[arg-type]
     "a delay of 4 steps does not fit a period of 4": lambda: ob.dasgd(4, 4),
     "dasgd: delay is -1": lambda: ob.dasgd(4, -1),
     "dasgd: xi is 1.5": lambda: ob.dasgd(xi=1.5),
-    "there is no merge 'replace'": lambda: ob.dasgd(merge="replace"),
+    "there is no merge 'replace'": lambda: ob.dasgd(merge="replace"),  # type: ignore[arg-type]
     "no graph named 'rign'": lambda: ob.dpsgd("rign"),
-    "there is no order 'act'": lambda: ob.dpsgd(order="act"),
+    "there is no order 'act'": lambda: ob.dpsgd(order="act"),  # type: ignore[arg-type]
     "no graph named 'star'": lambda: ob.sgp("star"),
     "matcha: a budget of 0 never mixes": lambda: ob.matcha(budget=0),
     "matcha: budget is 2": lambda: ob.matcha(budget=2),
@@ -270,20 +273,24 @@ class Lockstep:
             me.t, me.memory = (saved.t, saved.memory[r]) if saved else (0, SimpleNamespace())
         self.body = [strategy.body(me) for me in self.me]
         self.asked = [body.send(None) for body in self.body]
-        self.seq, self.posts = [0] * workers, {}
+        self.seq = [0] * workers
+        self.posts: dict[int, dict[int, tuple[Any, Any]]] = {}
 
-    def _updater(self, rank: int):
-        return lambda g: self.x[rank].sub_(0.1 * g.parts[0])
+    def _updater(self, rank: int) -> Callable[[Vec], None]:
+        def update(g: Vec) -> None:
+            self.x[rank].sub_(0.1 * g.parts[0])
 
-    def run(self, until: Any):
+        return update
+
+    def run(self, until: int) -> SimpleNamespace:
         """Until all ask for step ``until``; then what a checkpoint holds."""
         while any(not (isinstance(e, Next) and e.t == until) for e in self.asked):
             moved = [r for r in range(len(self.me)) if self._move(r, until)]
             assert moved, f"nobody can move: {self.asked}"
         return copy.deepcopy(SimpleNamespace(t=until, x=self.x, memory=[me.memory for me in self.me]))
 
-    def _move(self, r: int, until: Any):
-        effect = self.asked[r]
+    def _move(self, r: int, until: int) -> bool:
+        effect: Any = self.asked[r]
         if isinstance(effect, Next):
             if effect.t == until:
                 return False
@@ -291,7 +298,8 @@ class Lockstep:
         if isinstance(effect, Grad):
             return self._send(r, self._gradient(r))
         if isinstance(effect, Begin):
-            return self._send(r, self._post(r, effect.effect.x, effect.effect))
+            of: Any = effect.effect
+            return self._send(r, self._post(r, of.x, of))
         if isinstance(effect, Mix | GradMix):
             x = effect.x if isinstance(effect, Mix) else self._gradient(r)
             self.asked[r] = Finish(self._post(r, x, effect))
@@ -306,25 +314,25 @@ class Lockstep:
             return self._send(r, mean([shares[j] for j in block], len(block)))
         return self._send(r, weighted((w, shares[j]) for j, w in W.row(r).items()))
 
-    def _send(self, r: int, answer: Any):
+    def _send(self, r: int, answer: Any) -> bool:
         self.asked[r] = self.body[r].send(answer)
         return True
 
-    def _post(self, r: int, x: Tensor, effect: Any):
+    def _post(self, r: int, x: Vec, effect: Any) -> InFlight:
         ticket = InFlight(self.seq[r])
         self.seq[r] += 1
         share = coded(x, effect.codec, (r,)) if effect.codec else x.clone()
         self.posts.setdefault(ticket.seq, {})[r] = (share, effect.W)
         return ticket
 
-    def _gradient(self, r: int):
+    def _gradient(self, r: int) -> Vec:
         t = self.me[r].t
         return Vec((self.x[r] * (0.5 + r) - torch.sin(torch.arange(6).double() + t + r),))
 
 
 @every
 @pytest.mark.parametrize("stop", [0, 1, 5, 7, 8])
-def test_a_run_that_is_stopped_and_resumed_ends_as_one_that_was_not(name: str, stop: Any) -> None:
+def test_a_run_that_is_stopped_and_resumed_ends_as_one_that_was_not(name: str, stop: int) -> None:
     whole = Lockstep(ALL[name], 4).run(until=14)
     resumed = Lockstep(ALL[name], 4, saved=Lockstep(ALL[name], 4).run(until=stop)).run(until=14)
     for a, b in zip(whole.x, resumed.x, strict=True):

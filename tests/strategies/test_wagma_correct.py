@@ -25,7 +25,7 @@ def _lost(merge: str, late: int, seed: int) -> float:
     strategy = ob.wagma(merge=merge, late=late, tau=None)  # type: ignore[arg-type]
     delays = ob.delays.stalls(0.3, 0.35)
     run = ob.simulate(strategy, TASK, workers=6, steps=12, seed=seed, delays=delays)
-    start = TASK.build(seed).weight.detach().flatten()
+    start = torch.nn.utils.parameters_to_vector(TASK.build(seed).parameters()).detach()
     steps = sum(_pull(rank, step) for rank in range(6) for step in range(12))
     assert isinstance(steps, torch.Tensor)
     return float((run.final - start - 0.1 * steps.flatten() / 6).abs().max())

@@ -29,7 +29,7 @@ def test_a_chronic_straggler_starts_no_rounds_of_its_own() -> None:
 
 def test_the_number_of_rounds_does_not_grow_with_the_number_of_workers() -> None:
     def rounds(workers: int) -> int:
-        how = {"seconds": 10.0, "compute_s": ob.delays.uniform(0.09, 0.11), "parameters": 1}
+        how: dict[str, Any] = {"seconds": 10.0, "compute_s": ob.delays.uniform(0.09, 0.11), "parameters": 1}
         return len(ob.simulate(ob.eager("first", None), None, workers, **how).trace.rounds)
 
     assert rounds(4) < 1.15 * rounds(1)

@@ -106,7 +106,9 @@ def _agent(connection: Connection) -> tuple[int, int]:
         connection.close()
         import torch.distributed as dist
 
-        store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            "127.0.0.1", 0, None, True, wait_for_workers=False
+        )
         os.write(tell, str(store.port).encode())
         while True:
             signal.pause()

@@ -19,15 +19,15 @@ HEAVY = ob.tasks.regression(dimension=DIMENSION, batch=4, noise=1.0, lr=LR, mome
 AT_ONCE = ob.Network(latency_s=0.0, bandwidth_Bps=math.inf)
 
 
-def final(strategy: ob.Strategy, workers: int = 5, steps: int = 13, task: ob.Task = PLAIN, **how: Any):
+def final(strategy: ob.Strategy, workers: int = 5, steps: int = 13, task: ob.Task = PLAIN, **how: Any) -> ob.Run:
     return ob.simulate(strategy, task, workers=workers, steps=steps, **how)
 
 
-def start(workers: int, task: ob.Task = PLAIN):
+def start(workers: int, task: ob.Task = PLAIN) -> Tensor:
     return final(ob.allreduce(), workers, 0, task).weights.clone()
 
 
-def gradients(w: Tensor, t: int, task: ob.Task = PLAIN):
+def gradients(w: Tensor, t: int, task: ob.Task = PLAIN) -> Tensor:
     """Of least squares, by hand: (2/b) Xᵀ(Xw − y), one row a worker."""
     rows = []
     for rank, row in enumerate(w):
@@ -54,14 +54,14 @@ class Local:
         self.step(gradients(self.w, t), lr)
 
 
-def by_allreduce(workers: int, steps: int):
+def by_allreduce(workers: int, steps: int) -> Tensor:
     its = Local(workers)
     for t in range(steps):
         its.step(gradients(its.w, t).mean(0).expand_as(its.w))
     return its.w
 
 
-def by_local_sgd(H: int, workers: int, steps: int):
+def by_local_sgd(H: int, workers: int, steps: int) -> Tensor:
     its = Local(workers)
     for t in range(steps):
         its.descend(t)
@@ -70,7 +70,7 @@ def by_local_sgd(H: int, workers: int, steps: int):
     return its.w
 
 
-def by_dasgd(tau: int, d: int, xi: float, merge: Any, workers: int, steps: int):
+def by_dasgd(tau: int, d: int, xi: float, merge: str, workers: int, steps: int) -> Tensor:
     its, snapshot = Local(workers), None
     for k in range(steps):
         its.descend(k)
@@ -82,7 +82,7 @@ def by_dasgd(tau: int, d: int, xi: float, merge: Any, workers: int, steps: int):
     return its.w
 
 
-def by_dpsgd(graph: Any, order: Any, workers: int, steps: int):
+def by_dpsgd(graph: Any, order: str, workers: int, steps: int) -> Tensor:
     its, W = Local(workers), topology.graph(graph, workers)
     for k in range(steps):
         M, g = torch.from_numpy(W(k).matrix()), gradients(its.w, k)
@@ -94,14 +94,14 @@ def by_dpsgd(graph: Any, order: Any, workers: int, steps: int):
     return its.w
 
 
-def push_matrix(graph: Any, workers: int, k: int):
+def push_matrix(graph: Any, workers: int, k: int) -> Tensor:
     """Columns sum to one: every worker cuts itself evenly."""
     links = torch.from_numpy(topology.graph(graph, workers)(k).matrix()) != 0
     links |= torch.eye(workers, dtype=torch.bool)
     return links.double() / links.double().sum(0)
 
 
-def by_sgp(graph: Any, workers: int, steps: int):
+def by_sgp(graph: Any, workers: int, steps: int) -> Tensor:
     its, omega = Local(workers), torch.ones(workers, 1, dtype=torch.float64)
     for k in range(steps):
         g = gradients(its.w / omega, k)
@@ -111,7 +111,7 @@ def by_sgp(graph: Any, workers: int, steps: int):
     return its.w / omega
 
 
-def by_matcha(graph: Any, budget: Any, workers: int, steps: int, seed: int = 0):
+def by_matcha(graph: Any, budget: Any, workers: int, steps: int, seed: int = 0) -> Tensor:
     its, plan = Local(workers), matchings.plan(topology.edges(graph, workers), workers, budget)
     for k in range(steps):
         its.descend(k)
@@ -119,20 +119,24 @@ def by_matcha(graph: Any, budget: Any, workers: int, steps: int, seed: int = 0):
     return its.w
 
 
-def by_diloco(H: int, lr: float, mu: float, fragments: int, overlap: int, alpha: float, workers: int, steps: int):
+def by_diloco(
+    H: int, lr: float, mu: float, fragments: int, overlap: int, alpha: float, workers: int, steps: int
+) -> Tensor:
     """torch's own Nesterov as the outer optimiser, one for each fragment."""
     its, n = Local(workers), H // fragments
     bounds = [DIMENSION * k // fragments for k in range(fragments + 1)]
     spans = [slice(a, b) for a, b in pairwise(bounds)]
     outer = [torch.nn.Parameter(its.w[0, s].clone()) for s in spans]
     optimizers = [torch.optim.SGD([p], lr=lr, momentum=mu, nesterov=mu > 0) for p in outer]
-    sent, turns = None, 0
+    sent: Tensor | None = None
+    turns = 0
     for t in range(steps):
         its.descend(t)
         f = turns % fragments
         if (t + 1) % n == (n - overlap) % n:
             sent = outer[f].detach() - its.w[:, spans[f]]
         if (t + 1) % n == 0:
+            assert sent is not None
             outer[f].grad = sent.mean(0)
             optimizers[f].step()
             its.w = its.w.clone()
@@ -141,7 +145,7 @@ def by_diloco(H: int, lr: float, mu: float, fragments: int, overlap: int, alpha:
     return its.w
 
 
-def by_noloco(H: int, beta: float, mu: float, gamma: float, workers: int, steps: int, seed: int = 0):
+def by_noloco(H: int, beta: float, mu: float, gamma: float, workers: int, steps: int, seed: int = 0) -> Tensor:
     its = Local(workers)
     phi, m = its.w, torch.zeros_like(its.w)
     for t in range(steps):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import offbeat as ob
-from tests.support.nets import PATIENCE_S, flat, net
+from tests.support.nets import PATIENCE_S, flat, flat_grad, net
 
 SIZE, ROWS, LR = 4, 8, 0.1
 EVERYBODY: dict[str, Any] = {"stop": SIZE}  # the bell waits for all, so nobody is ever late
@@ -143,7 +143,7 @@ def gradient(weights: torch.Tensor, parts: list[tuple[int, list[int]]]) -> torch
     torch.nn.utils.vector_to_parameters(weights, model.parameters())
     xs, ys = zip(*(tuple(column[n] for column in samples(rank, 0, 500)[:2]) for rank, n in parts), strict=True)
     F.mse_loss(model(torch.cat(xs)), torch.cat(ys)).backward()
-    return flat(p.grad for p in model.parameters())
+    return flat_grad(model)
 
 
 def joined(lists: Iterable[list[Any]]) -> list[Any]:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import types
 from collections import defaultdict
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor
 
 import offbeat as ob
-from offbeat.method.effects import Batch, Done, Next
+from offbeat.method.effects import Batch, Next
+from offbeat.method.replica import Replica
 
 TASK = ob.tasks.regression(dimension=7, batch=8, noise=1.0, lr=0.05, momentum=0.5)
 LATE = ob.delays.Exponential(0.05)
@@ -21,7 +23,7 @@ AT_ONCE = ob.Network(latency_s=0.0, bandwidth_Bps=math.inf)
 FORMS = ["allreduce", "server", "ring", "matcha", "exponential"]
 
 
-def weights(strategy: ob.Strategy, workers: int = 5, steps: int = 13, task: ob.Task = TASK, **how: Any):
+def weights(strategy: ob.Strategy, workers: int = 5, steps: int = 13, task: ob.Task = TASK, **how: Any) -> Tensor:
     return ob.simulate(strategy, task, workers=workers, steps=steps, **how).weights
 
 
@@ -29,21 +31,26 @@ def close(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
 
 
+Round = tuple[Tensor, Any, Batch]  # the weights it begins with, what was done (or None), what was asked for
+
+
 @dataclass
 class Witness:
-    """What the workers of one run did: (weights at the beginning, weights at the end, done) of each worker's rounds."""
+    """What the workers of one run did."""
 
-    rounds: dict[int, list[tuple[Tensor, Done | None, Batch]]] = field(default_factory=lambda: defaultdict(list))
+    rounds: dict[int, list[Round]] = field(default_factory=lambda: defaultdict(list))  # of each worker
     weights: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
-    memory: dict[int, object] = field(default_factory=dict)
+    memory: dict[int, Any] = field(default_factory=dict)
 
 
-def witnessed(strategy: ob.Strategy):
+def witnessed(strategy: ob.Strategy) -> tuple[ob.Strategy, Witness]:
     seen = Witness()
 
     @types.coroutine
-    def body(me: Any):
-        inner, answer, begun, effect = strategy.body(me), None, None, None
+    def body(me: Replica) -> Generator[Any, Any, None]:
+        inner, begun = strategy.body(me), torch.empty(0)
+        answer: Any = None
+        effect: Any = None
         try:
             while True:
                 if isinstance(effect, Batch):
@@ -63,5 +70,5 @@ def witnessed(strategy: ob.Strategy):
     return dataclasses.replace(strategy, body=body), seen
 
 
-def column(seen: Any, r: int):
+def column(seen: Witness, r: int) -> list[Round]:
     return [seen.rounds[rank][r] for rank in sorted(seen.rounds)]

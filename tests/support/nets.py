@@ -15,7 +15,7 @@ SIZE = 3
 PATIENCE_S = 120.0  # bounds a hang, and is never reached
 
 
-def net(seed: int = 0) -> nn.Module:
+def net(seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
 
@@ -35,6 +35,10 @@ def loss(model: nn.Module, rank: int, t: int) -> Tensor:
 def flat(model: nn.Module | Iterable[Tensor]) -> Tensor:
     tensors = model.parameters() if isinstance(model, nn.Module) else model
     return torch.cat([p.detach().reshape(-1).double() for p in tensors])
+
+
+def flat_grad(model: nn.Module) -> Tensor:
+    return flat(p.grad for p in model.parameters() if p.grad is not None)
 
 
 def sgd(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:

@@ -10,7 +10,7 @@ import dataclasses
 import random
 import types
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from offbeat.method.effects import Got, Grad, Next, Offer, Rest
 from offbeat.method.replica import Replica
 from offbeat.tensors.vector import Vec
 
+Gradient = Callable[[int, int, Tensor], Tensor]  # of a rank's step, at its weights
 AT_MOST = 40  # steps of one worker, so that every sample has a slot
 
 
@@ -70,18 +71,23 @@ class Witness:
     last: dict[int, Tensor] = field(default_factory=dict)  # weights at the end, nothing averaged for the closing
 
 
-def witnessed(strategy: ob.Strategy, gradient: Any, dimension: int, lr: float = 1.0) -> tuple[ob.Strategy, Witness]:
+def witnessed(
+    strategy: ob.Strategy, gradient: Gradient, dimension: int, lr: float = 1.0
+) -> tuple[ob.Strategy, Witness]:
     """``strategy`` on weights of our own, with ``gradient(rank, step, weights)``, where only time is simulated."""
     seen = Witness()
 
     @types.coroutine
-    def body(me: Replica):
+    def body(me: Replica) -> Generator[Any, Any, None]:
         x = torch.zeros(dimension, dtype=torch.float64)
-        mine = Replica(
-            me.rank, me.size, Vec([x]), Vec(()), lambda g: x.sub_(g.parts[0], alpha=lr) if g.parts else None,
-            lambda: lr, me.seed, me.horizon,
-        )  # fmt: skip
-        inner, rank, answer, step = strategy.body(mine), me.rank, None, 0
+
+        def update(g: Vec) -> None:
+            if g.parts:
+                x.sub_(g.parts[0], alpha=lr)
+
+        mine = Replica(me.rank, me.size, Vec([x]), Vec(()), update, lambda: [{"lr": lr}], me.seed, me.horizon)
+        inner, rank, step = strategy.body(mine), me.rank, 0
+        answer: Any = None
         try:
             while True:
                 effect = inner.send(answer)
@@ -105,24 +111,24 @@ def witnessed(strategy: ob.Strategy, gradient: Any, dimension: int, lr: float = 
     return dataclasses.replace(strategy, body=body), seen
 
 
-def noise(rank: int, step: int, dimension: int = 3) -> torch.Tensor:
+def noise(rank: int, step: int, dimension: int = 3) -> Tensor:
     draw = random.Random(hash((rank, step)))
     return torch.tensor([draw.uniform(-1, 1) for _ in range(dimension)], dtype=torch.float64)
 
 
-def descend(rank: int, step: int, x: torch.Tensor) -> torch.Tensor:
+def descend(rank: int, step: int, x: Tensor) -> Tensor:
     """A gradient that depends on the weights: of ‖x − target‖²/2, with a target of each sample's own."""
     return x - 4.0 * noise(rank, step, len(x))
 
 
 def watch(
-    strategy: ob.Strategy, workers: int, gradient: Any = descend, lr: float = 0.3, dimension: int = 3, **how: Any
+    strategy: ob.Strategy, workers: int, gradient: Gradient = descend, lr: float = 0.3, dimension: int = 3, **how: Any
 ) -> tuple[ob.Run, Witness]:
     watched, seen = witnessed(strategy, gradient, dimension, lr)
     return ob.simulate(watched, None, workers, parameters=1, **how), seen
 
 
-def heavy(seed: int):
+def heavy(seed: int) -> Callable[[int, int], float]:
     return lambda step, rank: 0.05 * random.Random(hash((seed, step, rank))).paretovariate(1.2)
 
 

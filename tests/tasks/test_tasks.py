@@ -55,6 +55,11 @@ def a_task(**changes: Any) -> Task:
 # Building
 
 
+def numpy_state() -> Any:
+    state: Any = np.random.get_state()
+    return state[1].tolist()
+
+
 @every_task
 def test_the_same_seed_builds_the_same_weights_and_another_seed_others(make: Callable[[], Task]) -> None:
     task = make()
@@ -96,11 +101,11 @@ def test_the_generators_are_put_back_even_if_building_fails() -> None:
         torch.rand(4), np.random.rand(4), random.random()
         raise RuntimeError("no model today")
 
-    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    before = torch.get_rng_state(), numpy_state(), random.getstate()
     with pytest.raises(RuntimeError, match="no model today"):
         a_task(model=fails).build(0)
     assert torch.equal(torch.get_rng_state(), before[0])
-    assert np.random.get_state()[1].tolist() == before[1]
+    assert numpy_state() == before[1]
     assert random.getstate() == before[2]
 
 

@@ -13,7 +13,7 @@ from offbeat.topology import matchings
 GRAPHS = ["ring", "complete", "exponential", "grid", "torus", "hypercube"]
 
 
-def laplacian(edges: Any, size: int):
+def laplacian(edges: Any, size: int) -> Any:
     lap = np.zeros((size, size))
     for i, j in edges:
         lap[[i, j], [i, j]] += 1
@@ -21,12 +21,12 @@ def laplacian(edges: Any, size: int):
     return lap
 
 
-def second_eigenvalue(made: Any, probabilities: Any):
+def second_eigenvalue(made: Any, probabilities: Any) -> float:
     mean = sum(p * laplacian(m, made.size) for p, m in zip(probabilities, made.matchings, strict=True))
     return np.linalg.eigvalsh(mean)[1]
 
 
-def rho_at(made: Any, alpha: float):
+def rho_at(made: Any, alpha: float) -> float:
     """‖E[WᵀW] − J‖ by summing over every combination of flags."""
     size, total = made.size, np.zeros((made.size, made.size))
     laps = [laplacian(m, size) for m in made.matchings]

@@ -143,7 +143,12 @@ def test_every_micro_batch_draws_its_own() -> None:
 
 def test_models_that_draw_nothing_are_still_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, original = [], Fleet._loop
-    monkeypatch.setattr(Fleet, "_loop", lambda self, *how: calls.append(1) or original(self, *how))
+
+    def noted(self: Fleet, *how: Any) -> Any:
+        calls.append(1)
+        return original(self, *how)
+
+    monkeypatch.setattr(Fleet, "_loop", noted)
     ob.simulate(ob.allreduce(), ob.tasks.regression(dimension=6), 3, 3)
     assert not calls
     ob.simulate(ob.allreduce(), task(), 3, 3)
@@ -157,7 +162,8 @@ def test_models_that_draw_nothing_are_still_computed_together(monkeypatch: pytes
 def test_a_live_run_draws_what_a_simulated_one_does(strategy: ob.Strategy) -> None:
     disturb(3)
     before = torch.get_rng_state()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         run = take_part(Job(strategy, masks(4), steps=5, seed=11))
     finally:

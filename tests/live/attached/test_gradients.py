@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import offbeat as ob
 from offbeat.method.effects import GradMix
 from offbeat.topology import Mixing
-from tests.support.nets import PATIENCE_S, SIZE, batch, distance, flat, loss, net, same, serial, sgd, trained
+from tests.support.nets import PATIENCE_S, SIZE, batch, distance, flat, flat_grad, loss, net, same, serial, sgd, trained
 from tests.support.scenarios import Told, scenario
 
 pytestmark = pytest.mark.live
@@ -23,23 +23,23 @@ pytestmark = pytest.mark.live
 @scenario(SIZE)
 def clipping_as_ddp(rank: int) -> Any:
     out = {}
-    for name, make in {
+    makers: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
         "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
         "AdamW": lambda p: torch.optim.AdamW(p, lr=0.05),
-    }.items():
+    }
+    for name, make in makers.items():
         models = []
         for attached in (False, True):
             model = net()
             forward = model if attached else nn.parallel.DistributedDataParallel(model)
-            optimizer = make(model.parameters())
-            if attached:
-                optimizer = ob.attach(optimizer, model, ob.allreduce())
+            inner = make(model.parameters())
+            optimizer = ob.attach(inner, model, ob.allreduce()) if attached else inner
             for t in range(6):
                 optimizer.zero_grad()
                 loss(forward, rank, t).backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 0.1)
                 optimizer.step()
-            if attached:
+            if isinstance(optimizer, ob.Attached):
                 optimizer.finish()
             models.append(flat(model))
         out[name] = distance(*models)
@@ -57,12 +57,12 @@ def grad_is_the_mean_after_backward(rank: int) -> Any:
     model = net()
     optimizer = ob.attach(sgd(model), model, ob.allreduce())
     loss(model, rank, 0).backward()
-    mean = flat(p.grad for p in model.parameters())
+    mean = flat_grad(model)
     optimizer.step()
     optimizer.finish()
     reference = net()
-    sum(loss(reference, r, 0) / SIZE for r in range(SIZE)).backward()
-    return distance(mean, flat(p.grad for p in reference.parameters()))
+    sum((loss(reference, r, 0) / SIZE for r in range(SIZE)), torch.tensor(0.0)).backward()
+    return distance(mean, flat_grad(reference))
 
 
 def test_with_allreduce_the_gradient_is_the_mean_when_backward_returns(told: Told) -> None:

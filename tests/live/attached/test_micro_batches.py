@@ -5,10 +5,12 @@ from __future__ import annotations
 import warnings
 from collections import UserDict, namedtuple
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import offbeat as ob
 from tests.support.forge import attempt
@@ -91,16 +93,21 @@ def cuts_by_cost(rank: int) -> Any:
     x, y, numbers = samples(rank, 0, ROWS)
     model, optimizer = attached(ob.nonblocking(4, **EVERYBODY))
     with optimizer:
-        pieces = [
-            (learn(model, piece), piece[3].tolist())[1]
-            for piece in optimizer.micro_batches((x, y, numbers, lengths), cost=lambda sample: sample[3])
-        ]
+        pieces = []
+        for piece in optimizer.micro_batches((x, y, numbers, lengths), cost=lambda sample: sample[3]):
+            learn(model, piece)
+            pieces.append(piece[3].tolist())
         optimizer.step()
     padded = torch.zeros(ROWS, 5)
     model2, optimizer = attached(ob.nonblocking(4, **EVERYBODY))
     asked = []
+
+    def cost(sample: Tensor) -> float:
+        asked.append(len(sample))
+        return 1.0
+
     with optimizer:
-        for _ in optimizer.micro_batches(padded, cost=lambda sample: asked.append(len(sample)) or 1.0):
+        for _ in optimizer.micro_batches(padded, cost=cost):
             model2(x).sum().backward()
         optimizer.step()
     return pieces, (flat(model) - reference(all_of(1))).abs().max().item(), asked
@@ -118,15 +125,16 @@ def test_micro_batches_can_be_cut_by_cost(told: Told) -> None:
 def bad_batches(rank: int) -> Any:
     x, y, _ = samples(rank, 0, ROWS)
     model, optimizer = attached(ob.nonblocking(4, **EVERYBODY))
-    out = {}
+    out: dict[str, Any] = {}
     with optimizer:
-        for name, bad in {
+        wrong: dict[str, Any] = {
             "unequal": (x, y[:5]),
             "scalar": (x, torch.tensor(1.0)),
             "text": ["a", "b"],
             "number": 3,
-        }.items():
-            out[name] = attempt(lambda bad=bad: optimizer.micro_batches(bad))
+        }
+        for name, bad in wrong.items():
+            out[name] = attempt(partial(optimizer.micro_batches, bad))
         out["cost"] = attempt(lambda: list(optimizer.micro_batches((x, y), cost=lambda sample: -1.0)))
         for piece in optimizer.micro_batches((x, y)):
             learn(model, piece)

@@ -28,7 +28,7 @@ from tests.support.micro_batches import (
     reference,
     samples,
 )
-from tests.support.nets import flat, net
+from tests.support.nets import flat, flat_grad, net
 from tests.support.scenarios import Told, scenario
 
 pytestmark = pytest.mark.live
@@ -214,15 +214,15 @@ def clipping(rank: int) -> Any:
         batch = samples(rank, 0, ROWS)
         for piece in optimizer.micro_batches(batch):
             learn(model, piece)
-        own = flat(p.grad for p in model.parameters())
+        own = flat_grad(model)
         optimizer.step()
-        given = flat(p.grad for p in model.parameters())
+        given = flat_grad(model)
     single = net()
     learn(single, batch)
-    mine = flat(p.grad for p in single.parameters())
+    mine = flat_grad(single)
     single = net()
     learn(single, [torch.cat([samples(k, 0, ROWS)[c] for k in range(SIZE)]) for c in (0, 1)])
-    whole = flat(p.grad for p in single.parameters())
+    whole = flat_grad(single)
     clipped = whole * 0.05 / (whole.norm() + 1e-6)  # as torch does it
     return (own - mine).abs().max().item(), (given - clipped).abs().max().item(), given.norm().item()
 

@@ -21,13 +21,14 @@ pytestmark = pytest.mark.live
 
 @scenario(SIZE)
 def start(rank: int) -> Any:
-    model = nn.Sequential(net(seed=rank), nn.BatchNorm1d(3).double())
+    norm: Any = nn.BatchNorm1d(3).double()
+    model = nn.Sequential(net(seed=rank), norm)
     model.register_buffer("table", torch.polar(torch.ones(2), torch.full((2,), float(rank))))
     model.register_buffer("mask", torch.tensor([rank == 0, True]))
     frozen = nn.Parameter(torch.full((2,), float(rank)), requires_grad=False)
     model.register_parameter("frozen", frozen)
-    model[1].running_mean.fill_(rank)
-    model[1].num_batches_tracked.fill_(rank)
+    norm.running_mean.fill_(rank)
+    norm.num_batches_tracked.fill_(rank)
     optimizer = ob.attach(sgd(model), model, ob.local_sgd())
     out = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     optimizer.finish()
@@ -122,7 +123,8 @@ def test_a_model_of_three_dtypes_trains_and_keeps_them(told: Told, name: str) ->
 @scenario(SIZE)
 def channels_last(rank: int) -> Any:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()).double().to(memory_format=torch.channels_last)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()).double()
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     reference = copy.deepcopy(model)
     optimizer, inner = ob.attach(sgd(model), model, ob.allreduce()), sgd(reference)
     images = torch.randn(SIZE, 3, 2, 3, 5, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -149,16 +151,17 @@ def test_channels_last_weights_stay_so_and_train_right(told: Told) -> None:
 def batch_norm(rank: int) -> Any:
     out = {}
     for name, strategy in {"finish": ob.allreduce(), "sync": ob.local_sgd(period=2)}.items():
-        model = nn.Sequential(nn.BatchNorm1d(6, affine=False), nn.Linear(6, 3)).double()
+        norm: Any = nn.BatchNorm1d(6, affine=False)
+        model = nn.Sequential(norm, nn.Linear(6, 3)).double()
         optimizer = ob.attach(sgd(model), model, strategy)
         for t in range(2 + rank if name == "finish" else 2):
             optimizer.zero_grad()
             loss(model, rank, t).backward()
             optimizer.step()
-        local = model[0].running_mean.clone()
+        local = norm.running_mean.clone()
         if name == "finish":
             optimizer.finish()
-        out[name] = local, model[0].running_mean.clone(), int(model[0].num_batches_tracked)
+        out[name] = local, norm.running_mean.clone(), int(norm.num_batches_tracked)
         optimizer.finish()
     return out
 
@@ -179,6 +182,8 @@ def test_local_sgd_averages_floating_buffers_with_the_weights(told: Told) -> Non
 @scenario(SIZE)
 def buffers_put_anew(rank: int) -> Any:
     class Shift(nn.Module):
+        seen: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(6, 3)
@@ -226,6 +231,7 @@ def test_parameters_that_only_the_optimizer_knows_are_trained_alike(told: Told) 
 @scenario(SIZE)
 def broken_views(rank: int) -> Any:
     model = net()
+    first: Any = model[0]
     state = copy.deepcopy(net(7).state_dict())
     optimizer = ob.attach(sgd(model, momentum=0), model, ob.local_sgd(period=1))
     for t in range(4):
@@ -235,18 +241,19 @@ def broken_views(rank: int) -> Any:
         if t == 2:
             model.load_state_dict(state)
         if t == 3:
-            model[0].weight.data = model[0].weight.data.flip(0)
+            first.weight.data = first.weight.data.flip(0)
         optimizer.zero_grad()
         loss(model, rank, t).backward()
         optimizer.step()
     optimizer.finish()
     reference = net(7)
+    other: Any = reference[0]
     inner = sgd(reference, momentum=0)
     for t in (2, 3):
         if t == 3:
-            reference[0].weight.data = reference[0].weight.data.flip(0)
+            other.weight.data = other.weight.data.flip(0)
         inner.zero_grad()
-        sum(loss(reference, r, t) / SIZE for r in range(SIZE)).backward()
+        sum((loss(reference, r, t) / SIZE for r in range(SIZE)), torch.tensor(0.0)).backward()
         inner.step()
     return distance(flat(model), flat(reference))
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import offbeat as ob
-from offbeat.live.attached import refusals as checks
+from offbeat.live.attached import refusals as where_versions_are_compared
 from offbeat.method.effects import Grad
 from tests.support.forge import attempt
 from tests.support.nets import PATIENCE_S, SIZE, loss, net, sgd
@@ -28,14 +28,15 @@ def _complex() -> tuple[torch.optim.Optimizer, nn.Module]:
 @scenario(SIZE)
 def refusals(rank: int) -> Any:
     model, other = net(), net()
+    attach: Any = ob.attach  # also with what its types forbid
     attached = ob.attach(sgd(other), other, ob.allreduce())
     frozen = net().requires_grad_(False)
     out = {
         "LBFGS": attempt(lambda: ob.attach(torch.optim.LBFGS(model.parameters()), model, ob.allreduce())),
         "nothing to learn": attempt(lambda: ob.attach(sgd(frozen), frozen, ob.allreduce())),
-        "swapped": attempt(lambda: ob.attach(model, sgd(model), ob.allreduce())),
-        "no strategy": attempt(lambda: ob.attach(sgd(model), model, "local_sgd")),
-        "factory": attempt(lambda: ob.attach(sgd(model), model, ob.local_sgd)),
+        "swapped": attempt(lambda: attach(model, sgd(model), ob.allreduce())),
+        "no strategy": attempt(lambda: attach(sgd(model), model, "local_sgd")),
+        "factory": attempt(lambda: attach(sgd(model), model, ob.local_sgd)),
         "twice": attempt(lambda: ob.attach(attached, other, ob.allreduce())),
         "accumulate": attempt(lambda: ob.attach(sgd(model), model, ob.allreduce(), accumulate=0)),
         "ddp": attempt(lambda: ob.attach(sgd(model), nn.parallel.DistributedDataParallel(model), ob.allreduce())),
@@ -161,6 +162,7 @@ def test_ranks_that_differ_are_refused_on_all_ranks(told: Told, case: str, words
 @scenario(SIZE)
 def version(rank: int) -> Any:
 
+    checks: Any = where_versions_are_compared
     kept = checks.__version__
     checks.__version__ = "9.9" if rank == 0 else kept
     said = attempt(lambda: ob.attach(sgd(model), model, ob.allreduce())) if (model := net()) else ""

@@ -6,6 +6,7 @@ import dataclasses
 import random
 import signal
 import time
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
@@ -49,7 +50,7 @@ def one_pair(rank: int, name: str, batches: tuple[int, ...], average_at: tuple[i
 Ran = dict[tuple[int, ...], Turns[str]]
 
 
-def runs(every: list[tuple[int, ...]], average_at: tuple[int, ...]) -> Ran:
+def runs(every: Sequence[tuple[int, ...]], average_at: tuple[int, ...]) -> Ran:
     return {b: in_turn({n: Call(one_pair, (n, b, average_at)) for n in PAIRS}, len(b), init=False) for b in every}
 
 

@@ -21,12 +21,12 @@ NUMBERS, ROUNDS = 2_000_000, 25
 def asleep(rank: int, strategy: ob.Strategy) -> tuple[int, int]:
     """Rank 1 computes while rank 0 takes all its steps: (bytes it has grown by then, rounds it has missed)."""
     model = nn.Module()
-    model.p = nn.Parameter(torch.zeros(NUMBERS))
+    model.p = p = nn.Parameter(torch.zeros(NUMBERS))
     optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=0.1), model, strategy, patience_s=120)
 
     def step() -> None:
         optimizer.zero_grad()
-        model.p.sum().backward()
+        p.sum().backward()
         optimizer.step()
 
     for _ in range(3):

@@ -46,15 +46,20 @@ def asked(rank: int, backend: str, shared: bool) -> tuple[list[Any], Any]:
     dist.init_process_group("gloo")
     made: list[Any] = []
     gpus.here = lambda devices: Equipment(backend, ("a",) if shared else (f"gpu {rank}",))
+    torchs: Any = dist
     new_group, destroy = dist.new_group, dist.destroy_process_group
-    dist.new_group = lambda backend, **_: made.append(backend) or backend
-    dist.destroy_process_group = lambda group: made.remove(group)
+
+    def make(backend: str, **_: Any) -> str:
+        made.append(backend)
+        return backend
+
+    torchs.new_group, torchs.destroy_process_group = make, made.remove
     model = net()
     with ob.attach(sgd(model), model, ob.allreduce(), patience_s=PATIENCE_S) as optimizer:
         during = list(made)
         model(torch.ones(1, 6, dtype=torch.float64)).sum().backward()
         optimizer.step()
-    dist.new_group, dist.destroy_process_group = new_group, destroy
+    torchs.new_group, torchs.destroy_process_group = new_group, destroy
     dist.destroy_process_group()
     return [during, made], flat(model)
 
