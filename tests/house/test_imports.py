@@ -148,3 +148,15 @@ def test_every_public_method_of_what_users_hold_says_what_it_does(thing: type) -
     # What a torch optimiser has keeps torch's words; a strategy's name and a link's latency are what they say.
     known = {*dir(__import__("torch").optim.Optimizer), "param_groups", "state", "defaults", "name", "latency"}
     assert [n for n, v in methods.items() if not v.__doc__ and n not in known] == []
+
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("file", sorted(str(file.relative_to(TESTS)) for file in TESTS.rglob("*.py")))
+def test_no_test_module_imports_another(file: str) -> None:
+    """What several tests need lies in tests/support; a test that is run alone runs no other one's module."""
+    tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
+    modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    modules += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    assert [name for name in modules if name.startswith("tests.") and not name.startswith("tests.support")] == []

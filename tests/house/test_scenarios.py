@@ -35,6 +35,20 @@ def is_killed(rank: int) -> None:
     dist.barrier()
 
 
+def never_ends(rank: int) -> None:
+    if rank == 1:
+        signal.pause()
+
+
+@pytest.mark.live
+def test_one_that_hangs_is_told_of_and_the_next_one_runs() -> None:
+    calls = {"first": Call(sum_of_ranks), "hangs": Call(never_ends), "second": Call(sum_of_ranks)}
+    turns = in_turn(calls, SIZE, timeout_s=10.0)
+    assert [total for total, _ in turns["second"]] == [1.0, 1.0]
+    with pytest.raises(AssertionError, match=r"scenario hangs: [\s\S]*rank 1, hung \(-9\)"):
+        turns["hangs"]
+
+
 @pytest.fixture(scope="module")
 def turns() -> Turns[str]:
     calls = {

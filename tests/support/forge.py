@@ -32,7 +32,7 @@ class Job:
     function: Callable[..., Any]
     size: int
     args: tuple[Any, ...] = ()
-    timeout_s: float = 300.0  # bounds a hang
+    timeout_s: float = 300.0  # bounds a hang: from the start, or from the last note of a worker
     rank_0_hosts: bool = False
     whole_end: bool = False  # let the interpreter end by itself: the rule for scripts, but it takes a second
     left_behind: int | None = None  # a rank that will never end by itself; it is killed when the others have ended
@@ -106,6 +106,7 @@ class _Forge:
 
     def close(self) -> None:
         self._connection.close()
+        self._process.kill()
         self._process.wait()
         self._said.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import os
 import pickle
 import select
@@ -83,6 +84,8 @@ def _run(
                 if pid == 0:
                     _die_with(forge)
                     connection.close()
+                    for one in running.values():
+                        one.let_go()
                     if held is not None:
                         held.close()
                     return _worker(job, rank, port, place)
@@ -146,12 +149,19 @@ class _Running:
         self.outcomes = [Outcome() for _ in pids]
         self.ends = {rank: os.pidfd_open(pid) for rank, pid in enumerate(pids)}  # can be read when a process has ended
         self._start, self._waiting = time.monotonic(), dict(enumerate(pids))
-        self._end = self._start + job.timeout_s
+        self._end, self._failed = self._start + job.timeout_s, False
+
+    def let_go(self) -> None:
+        """Of what a worker of another job has inherited."""
+        for end in self.ends.values():
+            os.close(end)
+        if self._held is not None:
+            self._held.close()
 
     def look(self) -> bool:
         """Whether all have ended."""
         for rank, pid in list(self._waiting.items()):
-            late = time.monotonic() > self._end
+            late = time.monotonic() > self._end and not self._goes_on()
             if late or list(self._waiting) == [self._job.left_behind]:
                 os.kill(pid, signal.SIGKILL)
             ended, status = os.waitpid(pid, 0 if late else os.WNOHANG)
@@ -162,6 +172,7 @@ class _Running:
                 outcome.hung, outcome.exit_code = late, os.waitstatus_to_exitcode(status)
                 outcome.ended_s = time.monotonic() - self._start
                 if outcome.exit_code:
+                    self._failed = True
                     self._end = min(self._end, time.monotonic() + self._job.outlives_s)
         if self._waiting:
             return False
@@ -172,6 +183,14 @@ class _Running:
             os.waitpid(self._agent, 0)
         if self._held is not None:
             self._held.close()
+        return True
+
+    def _goes_on(self) -> bool:
+        """Whether a worker has left a note not long ago; then all have time again."""
+        ages_s = [time.time() - notes.stat().st_mtime for notes in self._place.glob("*.notes")]
+        if self._failed or min(ages_s, default=math.inf) > self._job.timeout_s:
+            return False
+        self._end = time.monotonic() + self._job.timeout_s - min(ages_s)
         return True
 
     def _read(self, rank: int, outcome: Outcome) -> None:

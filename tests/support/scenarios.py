@@ -10,14 +10,13 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from tests.support import forge
 from tests.support.forge import Job, Outcome
 
 K = TypeVar("K")
 T = TypeVar("T")
-P = ParamSpec("P")
 FOLLOWS_S = 5.0  # what the others have to say of it when one has raised, they say within this time
 
 
@@ -51,10 +50,11 @@ class Turns(Generic[K]):
         return self.told.keys()
 
 
-def in_turn(calls: Mapping[K, Call], size: int, timeout_s: float = 300.0, init: bool = True) -> Turns[K]:
+def in_turn(calls: Mapping[K, Call], size: int, timeout_s: float = 180.0, init: bool = True) -> Turns[K]:
     """Run them one after the other in one group of ``size`` processes, or as few groups as can be.
 
-    The script makes the default process group, or with ``init=False`` Offbeat, and it lasts for all of them.
+    The script makes the default process group, or with ``init=False`` Offbeat, and it lasts for all of them. One that
+    does not return within ``timeout_s`` hangs.
     """
     left, turns = dict(calls), Turns[K]()
     while left:

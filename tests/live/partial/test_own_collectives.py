@@ -181,15 +181,18 @@ def two_optimizers(rank: int, number: int) -> tuple[Tensor, Tensor]:
 
 
 def unnoticed(rank: int) -> None:
-    """The others wait for rank 1 where nobody can see it; rank 1 waits for a full round."""
+    """The others wait for rank 1 where nobody can see it; rank 1 waits for a full round, until it loses patience."""
     model = net()
-    with ob.attach(sgd(model), model, ob.eager(sync_every=1), patience_s=3.0) as optimizer:
+    with ob.attach(sgd(model), model, ob.eager(sync_every=1), patience_s=3.0 if rank == 1 else PATIENCE_S) as optimizer:
         for t in range(3):
             if rank != 1 and t == 2:
-                hear("rank 1 is through")
+                hear("rank 1 has ended")
             loss(model, rank, t).backward()
-            optimizer.step()
-        say("rank 1 is through")
+            try:
+                optimizer.step()
+            finally:
+                if rank == 1 and t == 2:
+                    say("rank 1 has ended")
 
 
 @pytest.fixture(scope="module")
