@@ -150,13 +150,11 @@ def test_every_public_method_of_what_users_hold_says_what_it_does(thing: type) -
     assert [n for n, v in methods.items() if not v.__doc__ and n not in known] == []
 
 
-TESTS = Path(__file__).parents[1]
-
-
-@pytest.mark.parametrize("file", sorted(str(file.relative_to(TESTS)) for file in TESTS.rglob("*.py")))
-def test_no_test_module_imports_another(file: str) -> None:
-    """What several tests need lies in tests/support; a test that is run alone runs no other one's module."""
-    tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
-    modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    modules += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
-    assert [name for name in modules if name.startswith("tests.") and not name.startswith("tests.support")] == []
+def test_no_test_module_imports_another() -> None:
+    """What several tests need lies in tests/support; a file that is run alone is the only one that is run."""
+    for file in Path(__file__).parents[1].rglob("*.py"):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        modules += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+        others = [name for name in modules if name.startswith("tests.") and not name.startswith("tests.support")]
+        assert others == [], f"{file} imports {others}; move what they share into tests/support"
