@@ -115,9 +115,9 @@ def _agent(connection: Connection) -> tuple[int, int]:
         os.write(tell, str(store.port).encode())
         while True:
             signal.pause()
+    os.close(tell)
     port = int(os.read(hear, 10))
     os.close(hear)
-    os.close(tell)
     return pid, port
 
 
