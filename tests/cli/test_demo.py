@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,11 @@ def test_ctrl_c_ends_the_demo_and_shows_what_was_done(tmp_path: Path) -> None:
         heard = [process.stderr.readline() for _ in range(2)]  # the first method, and what it took
         time.sleep(0.3)  # any moment will do until the last method is through, and that takes ten seconds
         os.killpg(process.pid, signal.SIGINT)
-        out, rest = process.communicate(timeout=HANGS_S)
+        try:
+            out, rest = process.communicate(timeout=HANGS_S)
+        finally:
+            with suppress(ProcessLookupError):  # all have ended, as they should
+                os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130, "".join(heard) + rest
     assert "Traceback" not in rest
     assert "DDP (torch)" in out

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -139,6 +140,10 @@ def test_ctrl_c_ends_a_live_run_with_130_and_without_a_traceback() -> None:
         first = process.stderr.readline()  # what is about to run: said when all options have been read
         time.sleep(1)  # any moment will do: among the imports of the workers, or in the middle of training
         os.killpg(process.pid, signal.SIGINT)
-        _, rest = process.communicate(timeout=HANGS_S)
+        try:
+            _, rest = process.communicate(timeout=HANGS_S)
+        finally:
+            with suppress(ProcessLookupError):  # all have ended, as they should
+                os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130, first + rest
     assert "Traceback" not in rest, rest
