@@ -52,7 +52,7 @@ check: $(INSTALLED)
 
 tests: $(INSTALLED)
 	$(BIN)/pytest -q -m "not live" -n 2
-	$(BIN)/pytest -q -m live
+	$(BIN)/pytest -q -m live -n 3 --dist loadfile --no-loadscope-reorder
 
 docs: $(INSTALLED)
 	$(BIN)/mkdocs build --strict

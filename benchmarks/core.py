@@ -200,12 +200,15 @@ def memory(report: Report) -> None:
         extra = max(run_workers(2, _memory_job, name)) - none
         figure = f"{extra:+.2f} copies of the weights"
         target = "" if most is None else f"at most {most:.0f}, and 15 MB"  # for what Gloo holds
-        report.row(f"peak memory over plain training: {name}", figure, target, most and extra <= most + 0.15)
+        report.row(
+            f"peak memory over plain training: {name}", figure, target, None if most is None else extra <= most + 0.15
+        )
 
 
 def noticed(report: Report, repeats: int) -> None:
     """What a collective of the script's own costs more while an optimiser is attached, since it is noticed."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     loss = torch.zeros(1)
 
     def call_s(calls: int = 5000) -> float:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import start_processes
 
 
 def _worker(rank: int, size: int, port: int, job: Callable[..., Any], args: tuple[Any, ...], answers: Any) -> None:
@@ -37,7 +38,7 @@ def run_workers(size: int, job: Callable[..., Any], *args: Any) -> list[Any]:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     answers = mp.get_context("spawn").SimpleQueue()
-    context = mp.start_processes(_worker, (size, port, job, args, answers), nprocs=size, join=False)
+    context = start_processes(_worker, (size, port, job, args, answers), nprocs=size, join=False)
     found = dict(answers.get() for _ in range(size))
     while not context.join():
         pass

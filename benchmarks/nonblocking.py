@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from harness import Report, arguments, median, run_workers, spread, together
@@ -93,7 +94,7 @@ def _job(rank: int, name: str, steps: int, slow: float, skip: int) -> tuple[floa
     own = _own_speed(worker)
     strategy = ob.allreduce() if name == "allreduce" else METHODS[name]
     model, inner = worker.model, worker.task.optimizer(list(worker.model.parameters()))
-    optimizer = inner if strategy is None else ob.attach(inner, model, strategy)
+    optimizer: Any = inner if strategy is None else ob.attach(inner, model, strategy)
     forward: nn.Module = DistributedDataParallel(model) if strategy is None else model
     cut = strategy is not None and strategy.name == "nonblocking"
     data = optimizer.batches(worker.data()) if cut else worker.data()
@@ -188,7 +189,7 @@ def simulated(report: Report) -> None:
     for workers, steps in ((8, 40), (64, 20), (256, 8)):
         task = ob.tasks.digits(batch=16, hidden=16, lr=0.5)
         for kind, delay in DELAYS.items():
-            how = {"compute_s": ob.delays.total(0.1, delay), "spans": True, "rounds": False}
+            how: dict[str, Any] = {"compute_s": ob.delays.total(0.1, delay), "spans": True, "rounds": False}
             runs = {name: ob.simulate(strategy, task, workers, steps, **how) for name, strategy in SIMULATED.items()}
             goal = max(min(loss for _, loss in _smooth(run)) for run in runs.values())
             base = _reached(runs["allreduce"], goal)

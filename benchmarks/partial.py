@@ -130,7 +130,12 @@ def two(report: Report, repeats: int) -> None:
                 found[k].append(wall / walls[0])
         for (name, settings), ratios, limit in list(zip(runs, found, limits, strict=True))[1:]:
             what = f"2 processes {LABEL[case]}: {name}{settings or ''} wall / own"
-            report.row(what, spread(ratios), f"at most {limit}" if limit else "", limit and median(ratios) <= limit)
+            report.row(
+                what,
+                spread(ratios),
+                f"at most {limit}" if limit else "",
+                None if limit is None else median(ratios) <= limit,
+            )
 
 
 def four(report: Report, repeats: int) -> None:
@@ -152,7 +157,12 @@ def four(report: Report, repeats: int) -> None:
             found[k].append(wall / walls[0])
     for (name, settings), ratios, limit in zip(runs, found, limits, strict=True):
         what = f"4 processes, 10^6 parameters {LABEL['stalls']}: {name}{settings or ''} / DDP"
-        report.row(what, spread(ratios), f"at most {limit}" if limit else "", limit and median(ratios) <= limit)
+        report.row(
+            what,
+            spread(ratios),
+            f"at most {limit}" if limit else "",
+            None if limit is None else median(ratios) <= limit,
+        )
 
 
 NEVER_ALL: list[tuple[str, dict[str, object]]] = [

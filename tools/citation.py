@@ -9,7 +9,8 @@ import json
 import sys
 from pathlib import Path
 
-from offbeat.strategies import STRATEGIES, Card
+from offbeat.method.card import Card
+from offbeat.strategies import STRATEGIES
 
 FILE = Path(__file__).parent.parent / "CITATION.cff"
 FIVE = ("eager", "wagma", "dasgd", "adaptive", "nonblocking")

@@ -1,7 +1,7 @@
 """Runs the commands whose output the documentation shows, and writes what they print now.
 
 A block of Markdown that begins with ``$ offbeat …`` and has lines under it is made anew; a command without output is
-left alone. ``tests/test_docs.py`` fails when what is shown is no longer what is printed.
+left alone. ``tests/house/test_docs.py`` fails when what is shown is no longer what is printed.
 """
 
 from __future__ import annotations

@@ -1,0 +1,105 @@
+"""The main job, small: real processes run DDP and the methods of five papers one after the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+import offbeat as ob
+from offbeat.cli.demo import judged
+from offbeat.live.job.launch import launch_all
+from offbeat.live.job.worker import Job
+from offbeat.report import folder
+from offbeat.report.table import Record
+
+live = pytest.mark.live
+
+HANGS_S = 600.0  # after so long a process is taken to hang
+
+
+@live
+def test_the_demo_compares_ddp_with_the_five_papers_and_leaves_a_report(tmp_path: Path) -> None:
+    words = ["demo", "--workers", "2", "--steps", "12", "--json", "runs.json", "--trace", "trace.json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "offbeat", *words], cwd=tmp_path, capture_output=True, text=True, timeout=HANGS_S
+    )
+    assert done.returncode == 0, done.stderr
+    runs = json.loads((tmp_path / "runs.json").read_text())["runs"]
+    assert [run["strategy"] for run in runs] == ["ddp", "adaptive", "dasgd", "eager", "wagma", "nonblocking"]
+    assert all(run["workers"] == 2 and run["mode"] == "live" and run["wire_bytes"] > 0 for run in runs)
+    settings = "momentum 0.8; eager wait=0.5, wagma merge=correct, nonblocking scale_lr=True."
+    assert settings in " ".join(done.stdout.split())
+    assert "Injected: one worker, another one each step, is slow, by 100 ms" in " ".join(done.stdout.split())
+    assert "wrote runs/demo/report.html" in done.stderr
+    story = folder.read(tmp_path / "runs" / "demo")
+    for recording in story.recordings:
+        assert recording.trace.series["loss"][-1].samples == 2 * 12 * 32  # all learn from the same number of samples
+        assert {span.rank for span in recording.trace.spans} == {0, 1}
+        assert sum(recording.trace.wait_s(2)) == pytest.approx(sum(recording.wait_s), rel=0.02, abs=0.005)
+        last_s = max(span.end_s for span in recording.trace.spans)
+        # Both begin at the common start. After its last step a worker asks once more for work: a moment, as a rule.
+        assert 0.2 * recording.record.seconds < last_s <= recording.record.seconds
+    assert [p.value for p in story.recordings[1].trace.series["period"]][:2] == [4, 4]
+    assert len(story.recordings[0].trace.rounds) == 12
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+@live
+def test_ddp_and_allreduce_end_with_the_same_weights() -> None:
+    task, heard = ob.tasks.regression(), list[int]()
+    jobs = [Job("ddp", task, 6, seed=3), Job(ob.allreduce(), task, 6, seed=3)]
+    ddp, ours = launch_all(jobs, 2, done=lambda number, run: heard.append(number))
+    torch.testing.assert_close(ddp.final, ours.final)
+    torch.testing.assert_close(ddp.losses, ours.losses)
+    assert ddp.wire_bytes == 6 * 2 * 16 * 8  # steps × a ring of 2 × weights × float64
+    assert heard == [0, 1]
+
+
+@live
+def test_of_a_shared_supply_a_fast_worker_takes_more() -> None:
+    late = ob.delays.chronic(1, 0.5)
+    (run,) = launch_all([Job(ob.eager(), ob.tasks.regression(), 20, delays=late, compute_s=0.1, shared=True)], 2)
+    assert sum(run.gradients) == 40
+    assert run.gradients[0] > run.gradients[1] > 0
+
+
+@live
+def test_ctrl_c_ends_the_demo_and_shows_what_was_done(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "offbeat", "demo", "--workers", "2", "--steps", "25"]
+    with subprocess.Popen(
+        words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stderr is not None
+        heard = [process.stderr.readline() for _ in range(2)]  # the first method, and what it took
+        time.sleep(0.3)  # any moment will do until the last method is through, and that takes ten seconds
+        os.killpg(process.pid, signal.SIGINT)
+        try:
+            out, rest = process.communicate(timeout=HANGS_S)
+        finally:
+            with suppress(ProcessLookupError):  # all have ended, as they should
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130, "".join(heard) + rest
+    assert "Traceback" not in rest
+    assert "DDP (torch)" in out
+    assert (tmp_path / "runs" / "demo" / "report.html").exists()
+
+
+def record(name: str, seconds: float, wait_fraction: float, accuracy: float) -> Record:
+    return Record(name, name, "live", "digits", 4, 9, seconds, wait_fraction, 1, 0.1, accuracy, 0.1, 0, "none")
+
+
+def test_a_method_that_ends_lower_or_waits_long_is_named() -> None:
+    base = record("ddp", 10.0, 0.6, 0.95)
+    assert judged([base, record("eager", 5.0, 0.1, 0.94)]) == []
+    assert judged([base, record("eager", 5.0, 0.1, 0.92)]) == ["eager ends 3.0 points of accuracy below ddp."]
+    (said,) = judged([base, record("dasgd", 5.0, 0.5, 0.95)])
+    assert said.startswith("dasgd still waits 42% of what ddp waits: it hides")

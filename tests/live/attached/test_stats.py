@@ -1,0 +1,97 @@
+"""What an attached optimiser tells about its run: to a log while it goes, in a summary at its end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import offbeat as ob
+from tests.support import forge
+from tests.support.forge import Job
+
+LATE_S = 0.25  # far more than a busy machine makes anybody late
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, float, int]] = []
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.heard.append((tag, value, step))
+
+
+def train(rank: int, strategy: ob.Strategy, steps: int, late_rank: int, log: Any = None) -> ob.live.Summary:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    inner = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = ob.attach(inner, model, strategy, steps=steps, log=log)
+    for _ in range(steps):
+        time.sleep(LATE_S if rank == late_rank else 0.0)
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).square().mean().backward()
+        optimizer.step()
+    optimizer.finish()
+    return optimizer.summary()
+
+
+def train_and_log(rank: int) -> tuple[list[tuple[str, float, int]], ob.live.Summary]:
+    log = Recorder()
+    summary = train(rank, ob.adaptive(period=2), 6, late_rank=0, log=log)
+    return log.heard, summary
+
+
+@pytest.mark.live
+def test_after_finish_every_worker_knows_who_was_slow() -> None:
+    (outcomes,) = forge.run([Job(train, 2, (ob.allreduce(), 12, 1))])
+    summaries = forge.values(outcomes)
+    assert summaries[0].sentences == summaries[1].sentences
+    assert "Rank 1 is chronically slow" in str(summaries[0])
+    assert summaries[0].wait_s > summaries[1].wait_s
+    assert (summaries[1].rank, summaries[1].workers, summaries[1].steps) == (1, 2, 12)
+    assert summaries[1].busy_s > 12 * LATE_S  # what it slept
+
+
+@pytest.mark.live
+def test_a_log_hears_of_every_step() -> None:
+    (outcomes,) = forge.run([Job(train_and_log, 2)])
+    (heard, summary), _ = forge.values(outcomes)
+    seen: dict[str, list[float]] = {}
+    for tag, value, step in heard:
+        assert step == len(seen.setdefault(tag, []))
+        seen[tag].append(value)
+    assert sorted(seen) == ["offbeat/period", "offbeat/sent_bytes", "offbeat/step_s", "offbeat/wait_s"]
+    assert seen["offbeat/period"][:2] == [2, 2]
+    assert [sent > 0 for sent in seen["offbeat/sent_bytes"]] == [False, True, False, True, False, True]
+    assert sum(seen["offbeat/sent_bytes"]) == summary.wire_bytes
+    assert sum(seen["offbeat/step_s"]) == pytest.approx(summary.busy_s + sum(seen["offbeat/wait_s"]))
+
+
+def test_one_worker_alone_has_a_summary_and_logs_to_tensorboard(tmp_path: Path) -> None:
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    with tensorboard.SummaryWriter(str(tmp_path)) as writer:
+        summary = train(0, ob.local_sgd(), 3, late_rank=1, log=writer)
+    assert str(summary) == "One worker alone waits for nobody."
+    assert summary.steps == 3
+    events = accumulator.EventAccumulator(str(tmp_path)).Reload()
+    assert [event.step for event in events.Scalars("offbeat/step_s")] == [0, 1, 2]
+
+
+def test_something_that_cannot_be_logged_to_is_refused() -> None:
+    model = nn.Linear(2, 1)
+    with pytest.raises(ValueError, match="log is a PosixPath, which has no add_scalar; use a SummaryWriter"):
+        ob.attach(torch.optim.SGD(model.parameters(), lr=0.1), model, ob.allreduce(), log=Path())  # type: ignore[arg-type]
+
+
+def test_before_finish_the_summary_is_the_workers_own() -> None:
+    model = nn.Linear(2, 1)
+    with ob.attach(torch.optim.SGD(model.parameters(), lr=0.1), model, ob.allreduce()) as optimizer:
+        assert optimizer.summary().steps == 0
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        assert optimizer.summary().steps == 1

@@ -1,0 +1,123 @@
+"""A run that goes on from a checkpoint goes on with its rounds: groups, full rounds, codecs' draws fall as before."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import offbeat as ob
+from tests.support.nets import PATIENCE_S, distance, flat, loss, net, sgd
+from tests.support.scenarios import Call, Told, Turns, in_turn, scenario
+
+pytestmark = pytest.mark.live
+
+STEPS, STOPS, SIZES = 11, (3, 5, 7), (3, 4)
+CODED = ob.codec.qsgd(8)
+
+# Nobody is late in any of these: every round waits for all, so that the result does not depend on timing.
+ALONE = (
+    ob.eager("everyone"),
+    ob.eager("everyone", sync_every=4),
+    ob.eager("everyone", sync_every=4, catch_up="every_step"),
+    ob.eager("everyone", codec=CODED),
+    ob.eager("everyone", sync_every=None, catch_up="every_step", codec=CODED),
+    ob.eager("everyone", sync="bounded", staleness=2),
+    ob.eager("everyone", stale="fade"),
+    ob.eager("first", sync_every=1),
+    *(
+        ob.wagma(2, tau, "everyone", merge=merge, catch_up=catch_up, codec=codec)
+        for tau in (None, 4)
+        for merge in ("paper", "correct")
+        for catch_up in ("current", "every_step")
+        for codec in (None, CODED)
+    ),
+    ob.wagma(2, None, "everyone", sync="bounded", staleness=2),
+    ob.wagma(1, 4, "everyone"),
+)
+IN_NODES = (
+    ob.eager("everyone", sync_every=4, per_node=2),
+    ob.eager("everyone", per_node=2, codec=CODED),
+    ob.wagma(1, 3, "everyone", per_node=2),
+    ob.wagma(2, None, "everyone", per_node=2, codec=CODED),
+    ob.wagma(1, 3, "everyone", merge="correct", per_node=2),
+    ob.wagma(1, 3, "everyone", catch_up="every_step", per_node=2),
+)
+CASES = {size: {str(s): s for s in (*ALONE, *(IN_NODES if size % 2 == 0 else ()))} for size in SIZES}
+UNLIKE = ob.wagma(2, None, "everyone")
+
+
+def _run(
+    rank: int, strategy: ob.Strategy, begin: int, end: int, saved: Any = None, saves: Sequence[int] = ()
+) -> tuple[Tensor, dict[int, Any]]:
+    """The weights at the end of these steps, and what was saved after some of them."""
+    model, kept = net(seed=0 if saved is None else 99), {}
+    with ob.attach(sgd(model), model, strategy, patience_s=PATIENCE_S) as optimizer:
+        if saved is not None:
+            model.load_state_dict(saved[0])
+            optimizer.load_state_dict(saved[1])
+        for t in range(begin, end):
+            optimizer.zero_grad()
+            loss(model, rank, t).backward()
+            optimizer.step()
+            if t + 1 in saves:
+                file = io.BytesIO()
+                torch.save([model.state_dict(), optimizer.state_dict()], file)
+                file.seek(0)
+                kept[t + 1] = torch.load(file, weights_only=True)
+    return flat(model), kept
+
+
+def resumed(rank: int, strategy: ob.Strategy) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
+    """What a run ends with that is left alone, one that is saved three times, and those that go on from there."""
+    whole, _ = _run(rank, strategy, 0, STEPS)
+    again, saved = _run(rank, strategy, 0, STEPS, saves=STOPS)
+    return whole, again, {stop: _run(rank, strategy, stop, STEPS, saved[stop])[0] for stop in STOPS}
+
+
+@scenario(3)
+def numbers_that_differ(rank: int) -> dict[str, Tensor]:
+    """The same weights from states that know the rounds on some ranks only, or on none."""
+    out = {"whole": _run(rank, UNLIKE, 0, STEPS)[0]}
+    for name, behind in (("alike", ()), ("some are behind", (0, 2)), ("none is known", (0, 1, 2))):
+        _, saved = _run(rank, UNLIKE, 0, 5, saves=[5])
+        if rank in behind:
+            saved[5][1]["offbeat"].pop("rounds", None)
+        out[name] = _run(rank, UNLIKE, 5, STEPS, saved[5])[0]
+    return out
+
+
+Ran = dict[int, Turns[str]]
+
+
+@pytest.fixture(scope="module")
+def ran() -> Ran:
+    return {n: in_turn({k: Call(resumed, (s,)) for k, s in CASES[n].items()}, n, init=False) for n in SIZES}
+
+
+@pytest.mark.parametrize(("size", "name"), [(size, name) for size in SIZES for name in CASES[size]])
+def test_a_run_that_goes_on_ends_with_the_bits_of_one_that_was_never_stopped(ran: Ran, size: int, name: str) -> None:
+    for whole, _, stopped in ran[size][name]:
+        for stop, parts in stopped.items():
+            assert torch.equal(whole, parts), f"stopped after {stop} steps: {distance(whole, parts)}"
+
+
+@pytest.mark.parametrize(("size", "name"), [(size, name) for size in SIZES for name in CASES[size]])
+def test_a_run_that_is_saved_goes_on_as_if_nobody_had_looked(ran: Ran, size: int, name: str) -> None:
+    assert all(torch.equal(whole, saved) for whole, saved, _ in ran[size][name])
+
+
+def test_ranks_that_know_different_numbers_of_rounds_go_on_from_the_largest(told: Told) -> None:
+    for out in told(numbers_that_differ):
+        assert torch.equal(out["alike"], out["whole"])
+        assert torch.equal(out["some are behind"], out["whole"])
+
+
+def test_a_state_that_knows_no_rounds_is_still_loaded(told: Told) -> None:
+    outs = told(numbers_that_differ)
+    assert all(torch.equal(out["none is known"], outs[0]["none is known"]) for out in outs)
+    assert not torch.equal(outs[0]["none is known"], outs[0]["whole"])

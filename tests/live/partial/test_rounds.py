@@ -1,0 +1,150 @@
+"""Partial rounds and visits between real processes: the laws of the simulator, with nobody's clock under control."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import offbeat as ob
+from tests.support.counted import AT_MOST, BATCHES, CASES, EAGER, HELD_STEP, Seen, once_each, one_case
+from tests.support.scenarios import Call, Turns, in_turn
+
+pytestmark = pytest.mark.live
+
+SIZES = (1, 2, 3, 4, 5, 9)
+SUM_KEPT = [
+    name
+    for name, case in CASES.items()
+    if case.name == "ad_psgd"
+    or (case.name == "wagma" and (case.settings["late"] or case.settings["merge"] == "correct"))
+]
+
+
+def cases_for(size: int) -> list[str]:
+    """Every case with two and with four workers; elsewhere the ones that differ most."""
+    if size in (2, 4):
+        return list(CASES)
+    some = ("first", "majority", "every step, late", "late", "bounded", "dropped", "wagma", "wagma, late", "ad_psgd")
+    return [*some, *([] if size == 1 else ["two", "wagma of two", "wagma, bounded", "coded"])]
+
+
+RUNS = [(size, name) for size in SIZES for name in cases_for(size)]
+
+
+def in_step(rank: int, strategy: ob.Strategy) -> tuple[Tensor, Tensor]:
+    """Eight steps of everybody: the weights before the end, and at the end."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    with ob.attach(torch.optim.SGD(model.parameters(), lr=0.1), model, strategy, patience_s=120) as optimizer:
+        for step in range(8):
+            optimizer.zero_grad()
+            x = torch.randn(4, 6, generator=torch.Generator().manual_seed(1000 * rank + step))
+            model(x).square().mean().backward()
+            optimizer.step()
+        before = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).clone()
+    return before, torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def nobody_late(size: int) -> dict[str, ob.Strategy]:
+    """Everybody waits for everybody: the partial methods beside allreduce."""
+    return {
+        "allreduce": ob.allreduce(),
+        "eager": ob.eager("everyone"),
+        "eager, full": ob.eager(sync_every=1),
+        "eager, every step": ob.eager("everyone", catch_up="every_step"),
+        "wagma": ob.wagma(group=size, wait="everyone"),
+        "wagma, full": ob.wagma(tau=1),
+    }
+
+
+Ran = dict[int, Turns[str]]
+
+
+@pytest.fixture(scope="module")
+def ran() -> Ran:
+    return {
+        size: in_turn({n: Call(one_case, (size, n, BATCHES[:size])) for n in cases_for(size)}, size, init=False)
+        for size in SIZES
+    }
+
+
+@pytest.fixture(scope="module")
+def beside() -> Ran:
+    return {n: in_turn({k: Call(in_step, (s,)) for k, s in nobody_late(n).items()}, n, init=False) for n in (2, 4)}
+
+
+@pytest.mark.parametrize(("size", "name"), RUNS)
+def test_a_run_ends_with_equal_replicas_and_leaves_nothing_behind(ran: Ran, size: int, name: str) -> None:
+    everyone: list[Seen] = ran[size][name]
+    assert all(torch.equal(one.final, everyone[0].final) for one in everyone)
+    assert [(one.threads, one.sockets) for one in everyone] == [([], 0)] * size
+
+
+@pytest.mark.parametrize(("size", "name"), [run for run in RUNS if run[1] in EAGER])
+def test_eager_applies_every_sample_exactly_once(ran: Ran, size: int, name: str) -> None:
+    everyone: list[Seen] = ran[size][name]
+    assert torch.allclose(everyone[0].final * size, once_each(BATCHES[:size]), rtol=0, atol=1e-12)
+    assert all(one.lost == [] for one in everyone)
+
+
+@pytest.mark.parametrize(("size", "name"), [run for run in RUNS if run[1] in SUM_KEPT])
+def test_what_is_added_to_shared_weights_is_never_lost(ran: Ran, size: int, name: str) -> None:
+    assert torch.allclose(ran[size][name][0].final * size, once_each(BATCHES[:size]), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["dropped", "dropped, late"])
+def test_what_is_dropped_is_named_and_everything_else_applied_once(ran: Ran, name: str) -> None:
+    for size in (2, 4):
+        everyone: list[Seen] = ran[size][name]
+        expected = once_each(BATCHES[:size]).reshape(size, AT_MOST)
+        for rank, one in enumerate(everyone):
+            assert len(set(one.lost)) == len(one.lost)
+            expected[rank, one.lost] -= 1.0
+        assert torch.allclose(everyone[0].final * size, expected.reshape(-1), rtol=0, atol=1e-12)
+        assert HELD_STEP in everyone[0].lost, "rank 0 was held until it was late"
+
+
+@pytest.mark.parametrize(("size", "name"), [run for run in RUNS if "bounded" in run[1]])
+def test_a_bound_on_staleness_is_held(ran: Ran, size: int, name: str) -> None:
+    bound = CASES[name].settings["staleness"]
+    stale = [age for one in ran[size][name] for r in one.rounds for age in r.staleness.values() if r.started_by >= 0]
+    assert isinstance(bound, int)
+    assert max(stale, default=0) <= bound
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 9])
+def test_all_tell_the_same_of_every_round(ran: Ran, size: int) -> None:
+    for name in ("first", "majority", "late", "bounded"):
+        everyone: list[Seen] = ran[size][name]
+        stories = [[(r.version, r.started_by, r.fresh, dict(r.staleness)) for r in one.rounds] for one in everyone]
+        assert all(story == stories[0] for story in stories)
+        assert [version for version, *_ in stories[0]] == list(range(len(stories[0])))
+        for rank, one in enumerate(everyone):
+            assert all(list(r.waited_s) == [rank] and r.waited_s[rank] >= 0 for r in one.rounds)
+        for _, started_by, fresh, staleness in stories[0]:
+            if started_by < 0:  # the last round, of what was still owed
+                continue
+            assert fresh or name == "late"
+            assert set(fresh) <= set(staleness)
+            assert BATCHES[started_by] or name != "first"
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_with_nobody_late_eager_has_the_bits_of_allreduce(beside: Ran, size: int) -> None:
+    for name in ("eager", "eager, full", "eager, every step"):
+        for (_, ours), (_, allreduce) in zip(beside[size][name], beside[size]["allreduce"], strict=True):
+            assert torch.equal(ours, allreduce)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_with_nobody_late_wagma_in_one_group_is_allreduce_to_rounding(beside: Ran, size: int) -> None:
+    for name in ("wagma", "wagma, full"):
+        for (_, ours), (_, allreduce) in zip(beside[size][name], beside[size]["allreduce"], strict=True):
+            assert torch.allclose(ours, allreduce, rtol=0, atol=1e-6)
+
+
+def test_after_a_full_round_replicas_have_the_same_bits(beside: Ran) -> None:
+    for name in ("eager, full", "wagma, full"):
+        outs = beside[4][name]
+        assert all(torch.equal(before, outs[0][0]) for before, _ in outs)

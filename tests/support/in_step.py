@@ -1,0 +1,35 @@
+"""Methods whose result does not depend on timing, with settings that differ: a table that several tests run over."""
+
+from __future__ import annotations
+
+import offbeat as ob
+
+IN_STEP: dict[str, ob.Strategy] = {
+    str(s): s
+    for s in (
+        ob.allreduce(),
+        ob.qsgd(),
+        ob.qsgd(bits=4, bucket=64),
+        ob.local_sgd(),
+        ob.local_sgd(period=3),
+        ob.local_sgd(period=3, codec=ob.codec.qsgd(8)),
+        ob.adaptive(),
+        ob.adaptive(period=2, sampling=4),
+        ob.dasgd(),
+        ob.dasgd(period=3, delay=2, merge="correct"),
+        ob.dasgd(period=4, delay=1, codec=ob.codec.qsgd(8)),
+        ob.dpsgd(),
+        ob.dpsgd(order="atc"),
+        ob.dpsgd("complete"),
+        ob.dpsgd(codec=ob.codec.qsgd(8)),
+        ob.sgp(),
+        ob.sgp("ring"),
+        ob.matcha(),
+        ob.matcha("complete", budget=0.7),
+        ob.diloco(),
+        ob.diloco(period=4),
+        ob.diloco(period=6, fragments=2, overlap=1, merge=0.5),
+        ob.noloco(),
+        ob.noloco(period=3),
+    )
+}

@@ -1,0 +1,85 @@
+"""Twins of every method: a live run that is replayed, in the order of its own events, ends with its weights."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import offbeat as ob
+from tests.support.scenarios import Call, Turns, in_turn
+from tests.support.timed import IN_NODES, TIMED
+
+pytestmark = pytest.mark.live
+
+STEPS = 10
+# How many batches each worker has, whether some of its steps take longer, and whether all average in the middle.
+RUNS: dict[str, tuple[tuple[int, ...], bool, bool]] = {
+    "two": ((STEPS, STEPS), False, False),
+    "three, uneven": ((4, STEPS, 0), False, False),
+    "three, late and averaged": ((STEPS,) * 3, True, True),
+    "four, late": ((STEPS,) * 4, True, False),
+    "four, late, uneven and averaged": ((STEPS, 3, STEPS, 7), True, True),
+    "five, late and uneven": ((STEPS, 2, 9, STEPS, 5), True, False),
+}
+
+
+def task() -> ob.Task:
+    return ob.tasks.digits(batch=8, hidden=12, momentum=0.9, lr=0.05, dtype=torch.float64)
+
+
+def fits(name: str, run: str) -> bool:
+    batches, _, averages = RUNS[run]
+    return name not in IN_NODES or (len(batches) % 2 == 0 and not averages)
+
+
+def train(rank: int, name: str, run: str, folder: str) -> Tensor:
+    (batches, late, averages), work, strategy = RUNS[run], task(), TIMED[name]
+    model = work.build(0)
+    inner = work.optimizer(list(model.parameters()))
+    optimizer = ob.attach(inner, model, strategy, steps=STEPS, patience_s=120, record=Path(folder, run, name))
+    own, cut = [work.take(rank, t) for t in range(batches[rank])], strategy.facts.cuts_batches
+    for step, batch in enumerate(optimizer.batches(own) if cut else own):
+        if averages and step in (2, 5):
+            optimizer.average()
+        if late and (rank * 7 + step * 5) % 4 == 0:
+            time.sleep(0.004)
+        optimizer.zero_grad()
+        if cut:
+            for piece in optimizer.micro_batches(batch):
+                time.sleep(0.002 * (late and rank == 1))
+                work.value(model, piece).backward()
+        else:
+            work.value(model, batch).backward()
+        optimizer.step()
+    optimizer.finish()
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+Ran = tuple[Path, dict[str, Turns[str]]]
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Ran]:
+    with tempfile.TemporaryDirectory() as folder:
+        ran = {}
+        for run, (batches, _, _) in RUNS.items():
+            calls = {name: Call(train, (name, run, folder)) for name in TIMED if fits(name, run)}
+            ran[run] = in_turn(calls, len(batches), init=False)
+        yield Path(folder), ran
+
+
+def test_every_method_is_in_the_table() -> None:
+    assert {strategy.name for strategy in TIMED.values()} == set(ob.STRATEGIES)
+
+
+@pytest.mark.parametrize(("name", "run"), [(name, run) for run in RUNS for name in TIMED if fits(name, run)])
+def test_a_replayed_run_ends_with_the_weights_of_the_live_one(live: Ran, name: str, run: str) -> None:
+    folder, ran = live
+    everyone = ran[run][name]
+    assert (ob.replay(folder / run / name, task()).final - everyone[0]).abs().max() < 1e-9
