@@ -61,12 +61,13 @@ def apart(run: Run, record: str | Path) -> float:
 
 def strategy_of(about: orders.About) -> Strategy:
     """The strategy of a record, made anew from its settings."""
-    if about.name not in STRATEGIES:
+    name, settings = about.written["name"], about.written["settings"]
+    if name not in STRATEGIES:
         raise ValueError(
-            f"the record is of {about.name!r}, which is no method of this Offbeat; give ob.replay(…, strategy=…)"
+            f"the record is of {name!r}, which is no method of this Offbeat; give ob.replay(…, strategy=…)"
         )
     try:
-        return STRATEGIES[about.name].make(**{key: _setting(value) for key, value in about.settings.items()})
+        return STRATEGIES[name].make(**{key: _setting(value) for key, value in settings.items()})
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"the settings of {about.strategy} cannot be read back ({error}); give ob.replay(…, strategy=…)"

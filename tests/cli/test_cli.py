@@ -172,7 +172,12 @@ WRONG = {
     "demo --workers 1": "--workers 1 is too few; use 2 or more",
     "demo --steps none": "--steps: 'none' is not a number such as",
     "report nowhere": "there is no folder nowhere",
-    "simulate": "missing argument 'STRATEGY'",
+    "simulate": "there is nothing to run; name a strategy, such as local_sgd, or a run: --replay DIR",
+    "train": "missing argument 'STRATEGY'",
+    "simulate --replay nowhere": "nowhere holds no order of a run",
+    "simulate eager --replay nowhere": "STRATEGY eager is for the record to say; with --replay, leave it out",
+    "simulate --replay nowhere --workers 3": "--workers 3 is for the record to say; with --replay, leave it out",
+    "train eager --save .": "--save . holds other things; name a new folder",
     "simulate allreduce --speed 3": "no such option: --speed",
     "march": "no such command 'march'",
 }

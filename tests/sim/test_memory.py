@@ -33,7 +33,7 @@ HOW: dict[str, dict[str, Any]] = {
 }
 
 
-HOMES = ("offbeat.sim", "offbeat.method.replica", "simpy")
+HOMES = ("offbeat.sim", "offbeat.runs.result", "offbeat.method.replica", "simpy")
 
 
 def alive() -> Counter[str]:
@@ -41,9 +41,7 @@ def alive() -> Counter[str]:
     found = Counter[str]()
     for thing in gc.get_objects():
         kind, home = type(thing), str(type(thing).__module__)
-        if kind in (torch.Tensor, torch.nn.Parameter) or home.startswith(
-            ("offbeat.sim", "offbeat.method.replica", "simpy")
-        ):
+        if kind in (torch.Tensor, torch.nn.Parameter) or home.startswith(HOMES):
             found[f"{home}.{kind.__qualname__}"] += 1
     return found
 
@@ -85,7 +83,7 @@ def test_while_the_run_is_kept_its_own_tensors_are_all_there_is() -> None:
         run = ob.simulate(ob.eager(), TASK, 64, 3)
         assert run.model is not None
         parameters = len(list(run.model.parameters()))
-        assert alive() == {"offbeat.sim.Run": 1, "torch.Tensor": 3, "torch.nn.parameter.Parameter": parameters}
+        assert alive() == {"offbeat.runs.result.Run": 1, "torch.Tensor": 3, "torch.nn.parameter.Parameter": parameters}
 
 
 # After an error.

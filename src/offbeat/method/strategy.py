@@ -40,6 +40,10 @@ class Strategy:
         """What the method is, and when to use it."""
         return Card(self.paper, self.make)
 
+    def written(self) -> dict[str, object]:
+        """Its name and its settings as JSON holds them: what is no plain value by its name."""
+        return {"name": self.name, "settings": {key: _plain(value) for key, value in self.settings.items()}}
+
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{k}={_shown(v)}' for k, v in self.settings.items())})"
 
@@ -120,6 +124,12 @@ def _named(method: str) -> Iterator[None]:
 
 def _made(make: Callable[..., Strategy], settings: Mapping[str, object]) -> Strategy:
     return make(**settings)
+
+
+def _plain(value: object) -> object:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return [_plain(one) for one in value] if isinstance(value, tuple) else {"name": _shown(value)}
 
 
 def _shown(value: object) -> str:

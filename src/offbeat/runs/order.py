@@ -53,31 +53,13 @@ class About:
     """What all workers of a run have in common."""
 
     strategy: str
-    name: str
-    settings: Mapping[str, Any]
+    written: Mapping[str, Any]  # the strategy, so that it can be made again
     workers: int
     seed: int
     steps: int | None  # that strategies were told of, to plan ahead
     model: str  # a digest of the weights it began with
     task: str = ""  # its name, if one was given
     cannot: str = ""  # why this run cannot be replayed, if it cannot
-
-    @classmethod
-    def of(
-        cls,
-        strategy: str,
-        name: str,
-        settings: Mapping[str, object],
-        workers: int,
-        seed: int,
-        steps: int | None,
-        model: str,
-        task: str = "",
-        cannot: str = "",
-    ) -> About:
-        """With the settings as JSON holds them: what is no plain value by its name."""
-        plain = {key: _plain(value) for key, value in settings.items()}
-        return cls(strategy, name, plain, workers, seed, steps, model, task, cannot)
 
 
 @dataclass(frozen=True)
@@ -175,14 +157,6 @@ def sampled(weights: Tensor) -> tuple[float, ...]:
     """Some of the numbers of a vector, evenly spread."""
     stride = max(1, -(-weights.numel() // SAMPLED))
     return tuple(weights.detach().cpu()[::stride].double().tolist())
-
-
-def _plain(value: object) -> object:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, (tuple, list)):
-        return [_plain(one) for one in value]
-    return {"name": str(getattr(value, "name", value))}
 
 
 def _text(body: object) -> str:

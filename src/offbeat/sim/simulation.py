@@ -81,7 +81,7 @@ def simulate(
         for own, taken in zip(told, run.gradients, strict=True):
             own.gradients = taken
         model = digest(p for p in task.build(seed).parameters() if p.requires_grad)
-        about = About.of(str(strategy), strategy.name, strategy.settings, workers, seed, steps, model, task.name)
+        about = About(str(strategy), strategy.written(), workers, seed, steps, model, task.name)
         Order(about, tuple(told), sampled(run.final)).write(Path(record))
     return run
 

@@ -32,8 +32,8 @@ class Recorder:
         unknown = {"max_norm": given.max_norm, "accumulate": given.accumulate}
         said = [f"{name}={value}" for name, value in unknown.items() if value not in (None, 1)]
         cannot = f"it was attached with {' and '.join(said)}, which a Task does not know" if said else ""
-        name, settings, begun = strategy.name, strategy.settings, order.digest(weights)
-        self.about = About.of(str(strategy), name, settings, size, given.seed, given.steps, begun, self._task, cannot)
+        begun = order.digest(weights)
+        self.about = About(str(strategy), strategy.written(), size, given.seed, given.steps, begun, self._task, cannot)
 
     def stepped(self) -> None:
         """A step with data is over."""
