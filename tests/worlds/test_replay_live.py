@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import offbeat as ob
+from offbeat.cli import main
 from tests.support.scenarios import Call, Turns, in_turn
 from tests.support.timed import IN_NODES, TIMED
 
@@ -83,3 +84,17 @@ def test_a_replayed_run_ends_with_the_weights_of_the_live_one(live: Ran, name: s
     folder, ran = live
     everyone = ran[run][name]
     assert (ob.replay(folder / run / name, task()).final - everyone[0]).abs().max() < 1e-9
+
+
+def test_what_train_saves_simulate_replays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = tmp_path / "kept"
+    assert (
+        main(["train", "eager", "--workers", "3", "--steps", "12", "--delay", "1 rank 5ms", "--save", str(kept)]) == 0
+    )
+    live = capsys.readouterr()
+    assert f"wrote {kept}" in live.err
+    assert main(["simulate", "--replay", str(kept)]) == 0
+    replayed = capsys.readouterr().out
+    assert f"it ended with the weights of the run in {kept}" in replayed
+    rows = [line for out in (live.out, replayed) for line in out.splitlines() if line.startswith("eager")]
+    assert rows[0].split()[-2:] == rows[1].split()[-2:], "the loss and the accuracy"
