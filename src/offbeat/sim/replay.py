@@ -58,7 +58,7 @@ class _Chair:
     finishes: bool = False
     answer: Callable[[Any], None] | None = None
     out: tuple[int, tuple[int, ...], bool] | None = None  # the round its snapshot is in: number, block, flush
-    stood: Vec | None = None
+    stood: Vec | None = None  # the weights it has come to an average with
 
 
 class ReplayedChannel:
@@ -129,6 +129,8 @@ class ReplayedChannel:
     def _done(self, rank: int, chair: _Chair, event: Event) -> bool:
         """Do what is next, if it can be done now."""
         (what, number), seat = event, chair.seat
+        if chair.stood is not None and what not in ("snapshot", "flush", "result"):
+            return False  # its worker stands until all have been made equal; its clerk goes on
         match what:
             case "offer":
                 if chair.offers is None:
