@@ -144,13 +144,3 @@ class Tray:
     def owed(self) -> Vec | None:
         """A copy of the gradients in the tray, as they came."""
         return None if self.value is None else self.value * (1.0 / self.scale)
-
-    def put_back(self, snapshot: Snapshot) -> None:
-        """The round failed: what was taken is owed again, or lost if something newer has taken its place."""
-        if self.absent in ("last", "shared") or snapshot.value is None:
-            return
-        if self.absent == "drop" and self.value is not None:
-            self.lost += snapshot.pieces
-            return
-        self.value = snapshot.value if self.value is None else snapshot.value.add_(self.value)
-        self.pieces = [*snapshot.pieces, *self.pieces]

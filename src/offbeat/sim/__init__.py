@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from offbeat.runs.result import Run
 from offbeat.sim.network import Network
-from offbeat.sim.replay import Mismatch
+from offbeat.sim.replay.mismatch import Mismatch
 from offbeat.sim.simulation import simulate
 from offbeat.sim.world import Deadlock
 

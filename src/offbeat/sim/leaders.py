@@ -10,9 +10,8 @@ import simpy
 
 from offbeat.method.effects import Channel, Got
 from offbeat.method.replica import Replica
-from offbeat.sim.channels import SimulatedChannel
+from offbeat.sim.clock import ChannelOfAll
 from offbeat.sim.network import Network
-from offbeat.sim.replay import ReplayedChannel
 from offbeat.tensors.vector import Vec
 from offbeat.tensors.wire import message_bytes
 
@@ -20,7 +19,7 @@ from offbeat.tensors.wire import message_bytes
 class NodesPartial:
     """A channel as the ranks of all nodes see it. The n-th answer of a leader is the n-th answer of all its node."""
 
-    def __init__(self, leaders: SimulatedChannel | ReplayedChannel, network: Network, env: simpy.Environment) -> None:
+    def __init__(self, leaders: ChannelOfAll, network: Network, env: simpy.Environment) -> None:
         self._leaders, self._nodes, self._network, self._env = leaders, leaders.nodes, network, env
         self._waiting: dict[int, Callable[[Any], None]] = {}
         self._heard: dict[int, deque[list[Got] | Got | None]] = defaultdict(deque)

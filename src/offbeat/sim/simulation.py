@@ -18,10 +18,12 @@ from offbeat.method.strategy import Strategy
 from offbeat.runs.order import About, Order, Told, digest, sampled
 from offbeat.runs.result import Run
 from offbeat.runs.trace import Trace
+from offbeat.sim.clock import Clock, Decides
 from offbeat.sim.fleet import Fleet
 from offbeat.sim.network import Network
 from offbeat.sim.observing import Observer
-from offbeat.sim.replay import Mismatch
+from offbeat.sim.replay.mismatch import Mismatch
+from offbeat.sim.replay.recorded import Recorded
 from offbeat.sim.world import Deadlock, World
 from offbeat.tasks.task import Task
 from offbeat.tensors.sums import mean
@@ -143,6 +145,9 @@ def _run(
     retired: dict[int, Vec] = {}
     observer = Observer(fleet, replicas, trace, gradients) if fleet and spans else None
     seen = observer or fleet
+    decides: Decides = Clock(told)
+    if replays and told is not None and fleet is not None:
+        decides = Recorded(told, lambda: _equalise(fleet, workers))
 
     world = World(
         replicas,
@@ -157,9 +162,7 @@ def _run(
         rows=fleet.rows if fleet else lambda rank, step: 32,
         union=seen.union if seen else lambda rank, pieces: replicas[rank].x,
         retired=lambda rank: retired.__setitem__(rank, replicas[rank].x.clone()),
-        told=told,
-        replays=replays,
-        equalise=lambda: _equalise(fleet, workers) if fleet else None,
+        decides=decides,
     )
     if observer is not None:
         observer.now = lambda: float(world.env.now)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import simpy
@@ -38,16 +38,12 @@ from offbeat.method.effects import (
     only_ours,
 )
 from offbeat.method.replica import Replica
-from offbeat.runs.order import Told
 from offbeat.runs.trace import Trace
-from offbeat.sim.averages import Averages
-from offbeat.sim.channels import SimulatedChannel
+from offbeat.sim.clock import ChannelOfAll, Decides
 from offbeat.sim.exchanges import Exchanges, Pending
 from offbeat.sim.leaders import NodesPartial
 from offbeat.sim.network import Network
-from offbeat.sim.replay import ReplayedChannel, ReplayedShared, ReplayedStreams
-from offbeat.sim.shared import Shared
-from offbeat.sim.streams import Piece, Streams
+from offbeat.sim.streams import Piece
 from offbeat.tensors.vector import Vec
 from offbeat.topology.hierarchy import Nodes
 
@@ -119,33 +115,18 @@ class World:
         rows: Callable[[int, int], int],
         union: Callable[[int, list[Piece]], Vec],
         retired: Callable[[int], None],
-        told: Sequence[Told] | None = None,
-        replays: bool = False,
-        equalise: Callable[[], None] = lambda: None,
+        decides: Decides,
     ) -> None:
-        """``told``: where the order of events is written down, or what it was, if the run ``replays`` it."""
         self.env = simpy.Environment()
         self.workers = [Worker(me, body(me)) for me in replicas]
         self.trace = trace
         self.wait_s = [0.0] * len(replicas)
         self.exchanges = Exchanges(self.env, network, trace, self._arrived)
-        self.partials: dict[str, SimulatedChannel | ReplayedChannel | NodesPartial] = {}
-        self._events = [own.events for own in told] if told is not None else None
-        due = [own.averages for own in told] if replays and told is not None else []
-        self._averages = Averages(due, len(replicas), self._make_equal)
-        self._equalise = equalise
-        self._micro: Streams | ReplayedStreams
-        self.shared: Shared | ReplayedShared
-        if replays:
-            assert told is not None
-            assert self._events is not None
-            self._micro = ReplayedStreams(self.env, compute_s, [own.parts for own in told], rows, union)
-            self.shared = ReplayedShared(self.env, network, self._arrived, self._events, self._stands)
-        else:
-            parts = [own.parts for own in told] if told is not None else None
-            self._micro = Streams(self.env, network, compute_s, delay_s, trace, len(replicas), rows, union, parts)
-            self.shared = Shared(self.env, network, trace, self._arrived, self._events)
-        self._replays = replays
+        self.partials: dict[str, ChannelOfAll | NodesPartial] = {}
+        self.shared = decides.shared(self.env, network, trace, self._arrived)
+        size = len(replicas)
+        self._micro = decides.streams(self.env, network, compute_s, delay_s, trace, size, rows, union)
+        self._decides = decides
         self._network = network
         self._more, self._compute_s, self._delay_s = more, compute_s, delay_s
         self._ask, self._gradient, self._retired = ask, gradient, retired
@@ -187,7 +168,7 @@ class World:
         for worker in self.workers:
             worker.coroutine.close()
         of_channels = [part for partial in self.partials.values() for part in partial.parts]
-        for part in (*of_channels, self._averages, self._micro, self.shared, self.exchanges, self.env, self):
+        for part in (*of_channels, self._decides, self._micro, self.shared, self.exchanges, self.env, self):
             vars(part).clear()
 
     @property
@@ -233,8 +214,9 @@ class World:
             assert effect.among is not None
             crowd = self._crowds[effect.among] = _Crowd(len(effect.among))
         if not worker.done:
-            if self._averages.is_due(worker.rank, effect.t):
-                return self._stand(worker, effect)
+            if self._decides.stands(worker.rank, effect.t, lambda: self._again(worker, effect)):
+                worker.waits = "for the others to stand still"
+                return _LATER
             if self._more(worker.rank, worker.taken, self.env.now):
                 worker.taken += 1
                 if effect.t > crowd.reached:
@@ -250,9 +232,19 @@ class World:
         if effect.t > crowd.reached and not crowd.is_through:
             worker.waits = "for the others to finish"
             crowd.idlers.append((worker, effect.t))
-            self._go_on_if_all_stand()
+            self._decides.idle({waiting.rank for waiting, _ in self._crowds[None].idlers})
             return _LATER
         return self._turn_without_data(worker, effect.t, crowd)
+
+    def _again(self, worker: Worker, effect: Next) -> None:
+        """Ask once more, in an event of its own."""
+
+        def ask(_: object) -> None:
+            turn = self._next(worker, effect)
+            if turn is not _LATER:
+                self._resume(worker, turn)
+
+        self.env.timeout(0).callbacks.append(ask)
 
     def _wake_idlers(self, crowd: _Crowd) -> None:
         waiting, crowd.idlers = crowd.idlers, []
@@ -344,54 +336,12 @@ class World:
         worker.waits = ""
         self._resume(worker, pending.value)
 
-    # Averages of all in the middle of a run, where a record says that there were some.
-
-    @property
-    def _lists(self) -> list[ReplayedChannel | ReplayedShared]:
-        """Where workers stand in the order of the record."""
-        places = (*self.partials.values(), *([self.shared] if self.shared.is_open else []))
-        return [place for place in places if isinstance(place, ReplayedChannel | ReplayedShared)]
-
-    def _stand(self, worker: Worker, effect: Next) -> object:
-        def go_on(_: object) -> None:
-            turn = self._next(worker, effect)
-            if turn is not _LATER:
-                self._resume(worker, turn)
-
-        worker.waits = "for the others to stand still"
-        self._averages.park(worker.rank, lambda: self.env.timeout(0).callbacks.append(go_on))
-        for place in self._lists:
-            place.stand(worker.rank)
-        if not self._lists:
-            self._stands(worker.rank)
-        return _LATER
-
-    def _stands(self, rank: int) -> None:
-        self._averages.stands(rank)
-        self._go_on_if_all_stand()
-
-    def _go_on_if_all_stand(self) -> None:
-        idle = {worker.rank for worker, _ in self._crowds[None].idlers} if not self._lists else set()
-        self._averages.go_on(idle)
-
-    def _make_equal(self) -> None:
-        self._equalise()
-        for place in self._lists:
-            for worker in self.workers:
-                place.adopt(worker.rank)
-
     # Partial rounds.
 
-    def _partial(self, channel: Channel) -> SimulatedChannel | ReplayedChannel | NodesPartial:
+    def _partial(self, channel: Channel) -> ChannelOfAll | NodesPartial:
         if channel.name not in self.partials:
-            nodes = Nodes(len(self.workers), channel.per_node)
-            made: SimulatedChannel | ReplayedChannel
-            if self._replays:
-                assert self._events is not None
-                made = ReplayedChannel(channel, self.env, self._network, self.trace, nodes, self._events, self._stands)
-            else:
-                seed = self.workers[0].me.seed
-                made = SimulatedChannel(channel, self.env, self._network, self.trace, nodes, seed, self._events)
+            nodes, seed = Nodes(len(self.workers), channel.per_node), self.workers[0].me.seed
+            made = self._decides.channel(channel, self.env, self._network, self.trace, nodes, seed)
             self.partials[channel.name] = made if nodes.per_node == 1 else NodesPartial(made, self._network, self.env)
         return self.partials[channel.name]
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,9 +12,6 @@ from torch import Tensor
 from offbeat.method.strategy import Strategy
 from offbeat.runs import order
 from offbeat.runs.order import About, Part, Told
-
-if TYPE_CHECKING:
-    from offbeat.live.attached.arguments import Arguments
 
 
 class Recorder:
@@ -27,13 +23,20 @@ class Recorder:
         self.about: About | None = None
         self.final: tuple[float, ...] = ()
 
-    def begin(self, strategy: Strategy, size: int, weights: Iterable[Tensor], given: Arguments) -> None:
-        """The run begins with these weights."""
-        unknown = {"max_norm": given.max_norm, "accumulate": given.accumulate}
+    def begin(
+        self,
+        strategy: Strategy,
+        size: int,
+        weights: Iterable[Tensor],
+        seed: int,
+        steps: int | None,
+        unknown: Mapping[str, object],
+    ) -> None:
+        """The run begins with these weights; ``unknown`` to a Task is how else it was attached."""
         said = [f"{name}={value}" for name, value in unknown.items() if value not in (None, 1)]
         cannot = f"it was attached with {' and '.join(said)}, which a Task does not know" if said else ""
         begun = order.digest(weights)
-        self.about = About(str(strategy), strategy.written(), size, given.seed, given.steps, begun, self._task, cannot)
+        self.about = About(str(strategy), strategy.written(), size, seed, steps, begun, self._task, cannot)
 
     def stepped(self) -> None:
         """A step with data is over."""

@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 
 from offbeat.basics.units import format_bytes, format_seconds
+from offbeat.method.replica import Replica
 from offbeat.runs.slowness import in_words
+from offbeat.runs.trace import Trace
 
 if TYPE_CHECKING:
-    from offbeat.live.attached.optimizer import Attached
     from offbeat.live.transport.exchanges import Transport
 
 KEPT = 4096  # steps whose times are kept, the last ones
@@ -35,6 +36,19 @@ class Log(Protocol):
     """
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> object: ...
+
+
+class Watched(Protocol):
+    """An attached optimiser, as far as it is looked at here."""
+
+    @property
+    def me(self) -> Replica: ...
+    @property
+    def wait_s(self) -> float: ...
+    @property
+    def wire_bytes(self) -> int: ...
+    @property
+    def trace(self) -> Trace: ...
 
 
 @dataclass(frozen=True)
@@ -77,7 +91,7 @@ class Stats:
         self._last_s = time.monotonic()
         self._everyone: tuple[list[list[float]], list[float]] | None = None
 
-    def stepped(self, optimizer: Attached) -> None:
+    def stepped(self, optimizer: Watched) -> None:
         """A step is over."""
         now, waited_s = time.monotonic(), optimizer.wait_s
         step_s, wait_s = now - self._last_s, waited_s - self._waited_s
@@ -93,7 +107,7 @@ class Stats:
         if self._log is not None:
             self._write(self._log, optimizer, step_s, wait_s)
 
-    def _write(self, log: Log, optimizer: Attached, step_s: float, wait_s: float) -> None:
+    def _write(self, log: Log, optimizer: Watched, step_s: float, wait_s: float) -> None:
         sent, step = optimizer.wire_bytes, optimizer.me.t - 1  # it has moved on
         log.add_scalar("offbeat/step_s", step_s, step)
         log.add_scalar("offbeat/wait_s", wait_s, step)
@@ -119,7 +133,7 @@ class Stats:
         table = transport.agree_on(table, dist.ReduceOp.SUM, "the others' times")
         self._everyone = (table[:, 1:].tolist(), table[:, 0].tolist())
 
-    def summary(self, optimizer: Attached) -> Summary:
+    def summary(self, optimizer: Watched) -> Summary:
         if self._everyone is not None:
             told = in_words(*self._everyone)
         elif optimizer.me.size == 1:

@@ -69,7 +69,8 @@ class Training:
         )
         events = None
         if self._recorder is not None:
-            self._recorder.begin(strategy, board.size, flat.params, given)
+            unknown = {"max_norm": given.max_norm, "accumulate": given.accumulate}
+            self._recorder.begin(strategy, board.size, flat.params, given.seed, given.steps, unknown)
             events = self._recorder.told.events
         self.endpoints = Endpoints(board, self.transport, given.patience_s, events)
         self._driver = Driver(strategy, self.me, self.transport, self.endpoints)

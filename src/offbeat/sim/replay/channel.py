@@ -1,45 +1,24 @@
-"""Following the order of a recorded run: the same seats and shared weights as ever, but no referee, no clock decides.
-
-Each worker has the list of what happened to it. Whatever is next on a list is done as soon as it can be: a deposit when
-its worker has made it, a snapshot at once, a result when everybody of its block has given its snapshot. Lists of a run
-that took place can always be followed to their ends; where they cannot, the record is not of this run.
-"""
+"""A channel in the order of a record: the same seats as ever, but no referee and no clock decides."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import simpy
 
-from offbeat.method.effects import Batch, Channel, Done
+from offbeat.method.effects import Channel
 from offbeat.method.replica import Replica
 from offbeat.rounds.seat import Given, Got, Seat
-from offbeat.rounds.shared import Retired, SharedVec
-from offbeat.runs.order import Event, Part
+from offbeat.runs.order import Event
 from offbeat.runs.trace import Round, Trace
 from offbeat.sim.channels import charge, summed
-from offbeat.sim.exchanges import Pending
 from offbeat.sim.network import Network
-from offbeat.sim.streams import Piece
+from offbeat.sim.replay.mismatch import refuse
 from offbeat.tensors.vector import Vec
-from offbeat.tensors.wire import message_bytes
 from offbeat.topology.hierarchy import Nodes
-
-
-class Mismatch(ValueError):
-    """A record that is not of this run."""
-
-
-def _refuse(rank: int, event: Event, instead: str) -> Mismatch:
-    what, number = event
-    return Mismatch(
-        f"the record cannot be followed: at rank {rank} it says {what!r} of {number}, but {instead}; "
-        "it is damaged, or of another task or other settings"
-    )
 
 
 @dataclass
@@ -137,13 +116,13 @@ class ReplayedChannel:
                     return self._waits(rank, chair, event)
                 step, x = chair.offers
                 if step != number or seat.results < seat.needs_first:
-                    raise _refuse(rank, event, f"step {step} comes next")
+                    raise refuse(rank, event, f"step {step} comes next")
                 chair.events.popleft()
                 seat.offer(x, step)
                 chair.offers, chair.takes = None, step
             case "take":
                 if chair.takes != number or seat.results < seat.needs:
-                    raise _refuse(rank, event, f"{seat.results} results are there and {seat.needs} are needed")
+                    raise refuse(rank, event, f"{seat.results} results are there and {seat.needs} are needed")
                 chair.events.popleft()
                 chair.takes = None
                 self._answer(chair, seat.take(number))
@@ -163,7 +142,7 @@ class ReplayedChannel:
                     return self._waits(rank, chair, event)
                 got = seat.next()
                 if got is None or got.version != number:
-                    raise _refuse(rank, event, "that result is not the next one")
+                    raise refuse(rank, event, "that result is not the next one")
                 chair.events.popleft()
                 if chair.stands:
                     chair.channel.apply([got])
@@ -189,14 +168,14 @@ class ReplayedChannel:
             case "result":
                 return self._deliver(rank, chair, event)
             case _:
-                raise _refuse(rank, event, "this version knows nothing of that")
+                raise refuse(rank, event, "this version knows nothing of that")
         return True
 
     def _waits(self, rank: int, chair: _Chair, event: Event) -> bool:
         """Whether its worker may still come to that; if it has come to something else, the record is wrong."""
         asks = chair.offers is not None or chair.rests
         if asks:
-            raise _refuse(rank, event, "its worker " + ("deposits a step" if chair.offers is not None else "rests"))
+            raise refuse(rank, event, "its worker " + ("deposits a step" if chair.offers is not None else "rests"))
         return False
 
     def _answer(self, chair: _Chair, value: object) -> None:
@@ -229,7 +208,7 @@ class ReplayedChannel:
 
     def _deliver(self, rank: int, chair: _Chair, event: Event) -> bool:
         if chair.out is None or chair.out[0] != event[1]:
-            raise _refuse(rank, event, "no snapshot was taken for it")
+            raise refuse(rank, event, "no snapshot was taken for it")
         version, block, flush = chair.out
         key = (version, block)
         if key not in self._means:
@@ -279,185 +258,3 @@ class ReplayedChannel:
             for chair in self.chairs.values()
             if chair.events
         }
-
-
-class ReplayedShared:
-    """The shared weights of all workers, in the order of a record."""
-
-    def __init__(
-        self,
-        env: simpy.Environment,
-        network: Network,
-        arrived: Callable[[Pending], None],
-        events: Sequence[Sequence[Event]],
-        stood: Callable[[int], None],
-    ) -> None:
-        self._env, self._network, self._arrived, self._stood = env, network, arrived, stood
-        self._events = [deque(own) for own in events]
-        self._me: dict[int, Replica] = {}
-        self._shared: dict[int, SharedVec] = {}
-        self._departs: dict[int, tuple[int, Pending]] = {}  # whom a worker wants to visit
-        self._on_the_way: dict[tuple[int, int], deque[tuple[Vec, Pending]]] = defaultdict(deque)  # (from, to)
-        self._halves: dict[int, deque[tuple[Vec, Pending]]] = defaultdict(deque)  # on their way home
-        self._adds: dict[int, tuple[Vec, Callable[[Vec], None]]] = {}
-        self._waiting: dict[int, Callable[[Vec], None]] = {}
-        self._retired: Retired | None = None
-        self._stands = set[int]()
-        self._before: dict[int, Vec] = {}
-        self._shifts: dict[int, Vec] = {}
-        self._goes_on = False
-        self.bytes_sent = 0
-
-    @property
-    def is_open(self) -> bool:
-        return bool(self._shared)
-
-    def share(self, me: Replica, x: Vec) -> None:
-        self._me[me.rank], self._shared[me.rank] = me, SharedVec(x)
-        self._retired = self._retired or Retired(me.size)
-
-    def add(self, rank: int, delta: Vec, answer: Callable[[Vec], None]) -> None:
-        self._adds[rank] = (delta, answer)
-        self._go_on()
-
-    def meet(self, i: int, j: int) -> Pending:
-        """The visit begins when the list says so; before that nothing can happen that would change what it takes."""
-        pending = Pending(i, self._env.now)
-        if i == j:
-            pending.arrived = True
-            return pending
-        self._departs[i] = (j, pending)
-        self._go_on()
-        return pending
-
-    def retire(self, rank: int, answer: Callable[[Vec], None]) -> None:
-        self._waiting[rank] = answer
-        assert self._retired is not None, "who retires has shared its weights"
-        self._retired.one_more()
-        self._go_on()
-
-    def stand(self, rank: int) -> None:
-        self._stands.add(rank)
-        self._go_on()
-
-    def adopt(self, rank: int) -> None:
-        self._shifts[rank] = self._me[rank].x - self._before.pop(rank)
-        self._go_on()
-
-    def _go_on(self) -> None:
-        if self._goes_on:
-            return
-        self._goes_on = True
-        while any(self._follow(rank) for rank in list(self._shared)):
-            pass
-        self._goes_on = False
-        if len(self._waiting) == len(self._shared) and not any(self._events):
-            for rank, answer in sorted(self._waiting.items()):
-                self._env.timeout(0).callbacks.append(partial(self._let_go, rank, answer))
-            self._waiting.clear()
-
-    def _let_go(self, rank: int, go: Callable[[Vec], None], _: object) -> None:
-        go(self._shared[rank].now())
-
-    def _follow(self, rank: int) -> bool:
-        moved = False
-        while self._events[rank] and self._done(rank, self._events[rank][0]):
-            moved = True
-        return moved
-
-    def _done(self, rank: int, event: Event) -> bool:
-        (what, number), mine = event, self._shared[rank]
-        match what:
-            case "depart":
-                if rank not in self._departs:
-                    return False
-                peer, pending = self._departs.pop(rank)
-                self._events[rank].popleft()
-                _, sent = mine.depart()
-                self._travel(rank, peer, lambda: self._on_the_way[rank, peer].append((sent, pending)))
-            case "visited":
-                if not self._on_the_way[number, rank]:
-                    return False
-                self._events[rank].popleft()
-                theirs, pending = self._on_the_way[number, rank].popleft()
-                half = mine.visited(number, theirs)
-                self._travel(rank, number, lambda: self._halves[number].append((half, pending)))
-            case "home":
-                if not self._halves[rank]:
-                    return False
-                self._events[rank].popleft()
-                half, pending = self._halves[rank].popleft()
-                mine.home(number, half)
-                pending.arrived = True
-                self._arrived(pending)
-            case "add":
-                if rank not in self._adds:
-                    return False
-                self._events[rank].popleft()
-                delta, answer = self._adds.pop(rank)
-                answer(mine.add(delta).clone())  # what is next on the list may change it before it is read
-            case "stand":
-                if rank not in self._stands and rank not in self._waiting:
-                    return False
-                self._events[rank].popleft()
-                self._stands.discard(rank)
-                self._before[rank] = mine.stand()
-                self._me[rank].x.copy_(self._before[rank])
-                self._stood(rank)
-            case "shift":
-                if rank not in self._shifts:
-                    return False
-                self._events[rank].popleft()
-                mine.shift(self._shifts.pop(rank))
-            case _:
-                raise _refuse(rank, event, "this version knows nothing of that")
-        return True
-
-    def _travel(self, sender: int, receiver: int, arrive: Callable[[], None]) -> None:
-        nbytes = message_bytes(self._shared[sender].empty(), None)
-        self.bytes_sent += nbytes
-
-        def there(_: object) -> None:
-            arrive()
-            self._go_on()
-
-        self._env.timeout(self._network.send_s(sender, receiver, nbytes)).callbacks.append(there)
-
-    def who_waits(self) -> dict[int, str]:
-        return {
-            rank: f"for what the record says next: {own[0][0]} of {own[0][1]}"
-            for rank, own in enumerate(self._events)
-            if own
-        }
-
-
-class ReplayedStreams:
-    """Micro-batches as they were done: no bell, no deadline."""
-
-    def __init__(
-        self,
-        env: simpy.Environment,
-        compute_s: Callable[[int, int], float],
-        parts: Sequence[Sequence[Part]],
-        rows: Callable[[int, int], int],
-        union: Callable[[int, list[Piece]], Vec],
-    ) -> None:
-        self._env, self._compute_s, self._rows, self._union = env, compute_s, rows, union
-        self._parts = [deque(own) for own in parts]
-
-    def begin(self, rank: int, r: int, effect: Batch, answer: Callable[[Done], None]) -> None:
-        if not self._parts[rank]:
-            raise Mismatch(f"the record cannot be followed: rank {rank} has no part in round {effect.r}")
-        part = self._parts[rank].popleft()
-        pieces: list[Piece] = [(batch, lo, hi, r) for batch, lo, hi in part.pieces]
-        if not pieces and part.samples == 1:  # a batch that was not cut
-            pieces = [(r, 0, self._rows(rank, r), r)]
-        seconds = self._compute_s(r, rank) * part.done / part.of if part.of else 0.0
-
-        def over(_: object) -> None:
-            total, rows = self._union(rank, pieces), sum(hi - lo for _, lo, hi, _ in pieces)
-            if rows and part.samples != rows:
-                total = total * (part.samples / rows)
-            answer(Done(total, part.samples, part.done, part.of, part.whole_s))
-
-        self._env.timeout(seconds).callbacks.append(over)

@@ -17,10 +17,10 @@ class Averages:
         self._due = [deque(own) for own in due]
         self._size, self._make_equal = size, make_equal
         self._parked: list[Callable[[], None]] = []  # workers with data: how each goes on
-        self._stood = set[int]()
+        self._stood, self._idle = set[int](), set[int]()
 
     def is_due(self, rank: int, step: int) -> bool:
-        return bool(self._due) and bool(self._due[rank]) and self._due[rank][0] == step
+        return bool(self._due[rank]) and self._due[rank][0] == step
 
     def park(self, rank: int, go_on: Callable[[], None]) -> None:
         """A worker with data has come; it ``stands`` when it has taken what was under way."""
@@ -29,10 +29,16 @@ class Averages:
 
     def stands(self, rank: int) -> None:
         self._stood.add(rank)
+        self._go_on()
 
-    def go_on(self, idle: set[int]) -> None:
-        """Make all equal, if all stand; ``idle`` are those who wait without data, and stand by that."""
-        if not self._parked or len(self._stood | idle) < self._size:
+    def idle(self, ranks: set[int]) -> None:
+        """These wait without data, and stand by that."""
+        self._idle = ranks
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Make all equal, if all stand."""
+        if not self._parked or len(self._stood | self._idle) < self._size:
             return
         waiting, self._parked = self._parked, []
         self._stood.clear()

@@ -1,0 +1,127 @@
+"""What decides the order of things in a simulated world: the clock. (Or a record: `offbeat.sim.replay`.)"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import simpy
+
+from offbeat.method.effects import Batch, Channel, Done
+from offbeat.method.replica import Replica
+from offbeat.rounds.seat import Got
+from offbeat.runs.order import Told
+from offbeat.runs.trace import Trace
+from offbeat.sim.channels import SimulatedChannel
+from offbeat.sim.exchanges import Pending
+from offbeat.sim.network import Network
+from offbeat.sim.shared import Shared
+from offbeat.sim.streams import Piece, Streams
+from offbeat.tensors.vector import Vec
+from offbeat.topology.hierarchy import Nodes
+
+Seconds = Callable[[int, int], float]
+
+
+class ChannelOfAll(Protocol):
+    """One channel, as all workers see it."""
+
+    bytes_sent: int
+    nodes: Nodes
+
+    def open(self, me: Replica, channel: Channel, x: Vec | None) -> None: ...
+    def offer(self, rank: int, x: Vec, step: int, answer: Callable[[list[Got]], None]) -> None: ...
+    def rest(self, rank: int, x: Vec | None, answer: Callable[[Got | None], None]) -> None: ...
+    def finished(self, rank: int) -> None: ...
+    def who_waits(self) -> dict[int, str]: ...
+    @property
+    def parts(self) -> list[object]: ...
+    @property
+    def lost(self) -> list[tuple[int, int]]: ...
+
+
+class SharedByAll(Protocol):
+    """The shared weights of all workers."""
+
+    bytes_sent: int
+
+    def share(self, me: Replica, x: Vec) -> None: ...
+    def add(self, rank: int, delta: Vec, answer: Callable[[Vec], None]) -> None: ...
+    def meet(self, i: int, j: int) -> Pending: ...
+    def retire(self, rank: int, answer: Callable[[Vec], None]) -> None: ...
+    def who_waits(self) -> dict[int, str]: ...
+
+
+class StreamsOfAll(Protocol):
+    """The micro-batches of all workers."""
+
+    def begin(self, rank: int, r: int, effect: Batch, answer: Callable[[Done], None]) -> None: ...
+
+
+class Decides(Protocol):
+    """Makes the parts of a world in which order is a matter of time."""
+
+    def channel(
+        self, channel: Channel, env: simpy.Environment, network: Network, trace: Trace, nodes: Nodes, seed: int
+    ) -> ChannelOfAll: ...
+
+    def shared(
+        self, env: simpy.Environment, network: Network, trace: Trace, arrived: Callable[[Pending], None]
+    ) -> SharedByAll: ...
+
+    def streams(
+        self,
+        env: simpy.Environment,
+        network: Network,
+        compute_s: Seconds,
+        delay_s: Seconds,
+        trace: Trace,
+        size: int,
+        rows: Callable[[int, int], int],
+        union: Callable[[int, list[Piece]], Vec],
+    ) -> StreamsOfAll: ...
+
+    def stands(self, rank: int, step: int, go_on: Callable[[], None]) -> bool:
+        """Whether a worker with data stands before this step, for an average of all; then ``go_on`` comes later."""
+        ...
+
+    def idle(self, ranks: set[int]) -> None:
+        """These workers wait without data."""
+        ...
+
+
+class Clock:
+    """Virtual time decides; ``told`` is where the order that comes of it is written down, if it is to be."""
+
+    def __init__(self, told: Sequence[Told] | None = None) -> None:
+        self._events = [own.events for own in told] if told is not None else None
+        self._parts = [own.parts for own in told] if told is not None else None
+
+    def channel(
+        self, channel: Channel, env: simpy.Environment, network: Network, trace: Trace, nodes: Nodes, seed: int
+    ) -> SimulatedChannel:
+        return SimulatedChannel(channel, env, network, trace, nodes, seed, self._events)
+
+    def shared(
+        self, env: simpy.Environment, network: Network, trace: Trace, arrived: Callable[[Pending], None]
+    ) -> Shared:
+        return Shared(env, network, trace, arrived, self._events)
+
+    def streams(
+        self,
+        env: simpy.Environment,
+        network: Network,
+        compute_s: Seconds,
+        delay_s: Seconds,
+        trace: Trace,
+        size: int,
+        rows: Callable[[int, int], int],
+        union: Callable[[int, list[Piece]], Vec],
+    ) -> Streams:
+        return Streams(env, network, compute_s, delay_s, trace, size, rows, union, self._parts)
+
+    def stands(self, rank: int, step: int, go_on: Callable[[], None]) -> bool:
+        return False
+
+    def idle(self, ranks: set[int]) -> None:
+        pass
