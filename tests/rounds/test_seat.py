@@ -18,7 +18,7 @@ from offbeat import topology
 from offbeat.rounds import waiting
 from offbeat.rounds.referee import Notice, Referee
 from offbeat.rounds.rules import Rules
-from offbeat.rounds.seat import Given, Got, Seat
+from offbeat.rounds.seat import Given, Got, Outcome, Seat
 from offbeat.tensors.vector import Vec
 from offbeat.topology.hierarchy import Nodes
 
@@ -179,7 +179,7 @@ class World:
             values = [v for r in block if (v := given[r].value) is not None]
             value = total(values, self.slots) * (1.0 / seat.divisor(block))
             shares = {r: share for r in block if (share := given[r].share) is not None}
-            seat.deliver(version, value, given[rank], shares, len(block), flush)
+            seat.deliver(Outcome.of(self.nodes, version, value, shares, len(block), flush), given[rank])
             seat.flushed = seat.flushed or flush
 
     def tell(self, w: Worker, notice: Notice | None) -> None:
@@ -195,7 +195,7 @@ class World:
             return tuple(x.numbers) if isinstance(x, Slots) else None
 
         def seat(s: Seat) -> Any:
-            results = tuple((v, numbers(r.value)) for v, r in s._results.items())
+            results = tuple((v, numbers(o.value)) for v, (o, _) in s._results.items())
             tray = (numbers(s.tray.value), tuple(s.tray.pieces), s.tray._is_out, numbers(s.tray._since))
             return (vars(s.place)["results"], s.place.taken, s.place.base, s.place.outstanding, results, tray, s.needs)
 

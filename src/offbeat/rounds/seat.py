@@ -62,12 +62,22 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class _Result:
+class Outcome:
+    """What a round came to: the same for all members of a block. ``shares``: who gave something."""
+
+    version: int
     value: Vec
-    deposits: int
-    full: bool
-    count: int
+    shares: Mapping[int, Freshness]
+    members: int
+    flush: bool
     contributors: Mapping[int, int]
+
+    @classmethod
+    def of(
+        cls, nodes: Nodes, version: int, value: Vec, shares: Mapping[int, Freshness], members: int, flush: bool
+    ) -> Outcome:
+        contributors = nodes.spread({rank: share.age for rank, share in shares.items()})
+        return cls(version, value, shares, members, flush, contributors)
 
 
 Event = tuple[str, int]  # what happened at a seat, and the step or round it was about
@@ -97,7 +107,7 @@ class Seat:
         self.tray = Tray(rules.absent, new)
         self.place = Place.beginning(rules, first_round)
         self._ahead = first_round - first_step  # rounds begin with the steps
-        self._results: dict[int, _Result] = {}
+        self._results: dict[int, tuple[Outcome, int]] = {}  # with how many deposits of this worker are in it
         self._lent: list[Vec] = []  # values that the strategy may still be reading
         self._owns = new is not None
         self.needs = 0
@@ -131,10 +141,10 @@ class Seat:
         else:
             self.tray.deposit(x, deposit, self.place.weight())
         self.needs = self.place.waits_for(position)
+        if self.rules.bound is None:  # only a bound asks what a worker computes with
+            return None if position is None else Notice(Say.ARRIVED, position, deposit.base)
         next_base = max(self.place.takes_at_least(step), self.needs)
-        if position is not None:
-            return Notice(Say.ARRIVED, position, deposit.base, next_base)
-        return Notice(Say.PASSED, 0, deposit.base, next_base) if self._bounded else None
+        return Notice(Say.ARRIVED if position is not None else Say.PASSED, position or 0, deposit.base, next_base)
 
     def take(self, step: int) -> list[Got]:
         """The results to apply after a step, oldest first; the next step is begun with them."""
@@ -143,7 +153,8 @@ class Seat:
 
     def began(self) -> Notice | None:
         """The next step is under way, with everything that was taken."""
-        return Notice(Say.BEGAN, 0, self.place.base) if self._bounded and not self.has_finished else None
+        bounded = self.rules.bound is not None
+        return Notice(Say.BEGAN, 0, self.place.base) if bounded and not self.has_finished else None
 
     def finish(self) -> Notice | None:
         """No data left: it never counts again, but goes on answering."""
@@ -159,7 +170,7 @@ class Seat:
             return None
         self._note("renew", self.place.taken)
         self.tray.deposit(x, Deposit(-1, self.place.taken))
-        return Notice(Say.RENEWED, 0, self.place.taken) if self._bounded else None
+        return Notice(Say.RENEWED, 0, self.place.taken) if self.rules.bound is not None else None
 
     def next(self) -> Got | None:
         """The oldest result not taken yet, if there is one, for a worker that takes each by itself."""
@@ -197,26 +208,21 @@ class Seat:
         """The steps whose gradients were dropped."""
         return [deposit.step - self._ahead for deposit in self.tray.lost if deposit.step >= 0]
 
-    @property
-    def _bounded(self) -> bool:
-        """Only a bound asks what a worker computes with, so that else nothing needs to be told."""
-        return self.rules.bound is not None
-
     def _taken(self, versions: range) -> list[Got]:
         return [self._got(version) for version in versions if version in self._results]
 
     def _got(self, version: int) -> Got:
-        result = self._results.pop(version)
+        outcome, deposits = self._results.pop(version)
         # A late result knows nothing of the deposit just made.
-        fresh = result.deposits >= self.tray.deposits - self.rules.late
-        value = result.value
+        fresh = deposits >= self.tray.deposits - self.rules.late
+        value, full = outcome.value, outcome.flush or self.rules.is_full(version)
         if self.rules.absent == "shared":
-            newest = version + 1 == self.results and result.deposits == self.tray.deposits
+            newest = version + 1 == self.results and deposits == self.tray.deposits
             if not newest:  # else the tray has become just that
                 value = self.tray.show_into(value if self._owns else value.clone())
         if self._owns:
             self._lent.append(value)
-        return Got(version, value, fresh, result.full, result.count, result.contributors)
+        return Got(version, value, fresh, full, outcome.members, outcome.contributors)
 
     # A round.
 
@@ -249,28 +255,24 @@ class Seat:
         share = None if age is None else Freshness(age, shot.fresh(version, self.rules.catch_up))
         return Given(shot.value, shot.deposits, share)
 
-    def deliver(
-        self, version: int, value: Vec, given: Given, shares: Mapping[int, Freshness], members: int, flush: bool = False
-    ) -> bool:
-        """The mean of a round is here. ``shares``: who gave something, among so many ``members``.
+    def deliver(self, outcome: Outcome, given: Given) -> bool:
+        """A round is over, to which this seat has ``given`` its part.
 
         A flush in which nobody owed anything gives no result, so that no optimiser moves; then the answer is False.
         """
-        if flush and not shares:
+        if outcome.flush and not outcome.shares:
             return False
-        self._note("result", version)
+        self._note("result", outcome.version)
         if self.rules.absent == "shared":
-            self.tray.adopt(value)
+            self.tray.adopt(outcome.value)
         if self.rules.of_weights and self.rules.catch_up == "current" and not self.takes_each:
             # Of averages of weights a late worker takes the newest: it need not keep one for every round it misses.
             for older in list(self._results):
-                dropped = self._results.pop(older).value
+                dropped, _ = self._results.pop(older)
                 if self._owns:
-                    self.tray.spare = [*self.tray.spare, dropped][-2:]
-        contributors = self._nodes.spread({rank: share.age for rank, share in shares.items()})
-        full = flush or self.rules.is_full(version)
-        self._results[version] = _Result(value, given.deposits, full, members, contributors)
-        self.place.results = version + 1
+                    self.tray.spare = [*self.tray.spare, dropped.value][-2:]
+        self._results[outcome.version] = (outcome, given.deposits)
+        self.place.results = outcome.version + 1
         return True
 
     def _note(self, what: str, number: int) -> None:

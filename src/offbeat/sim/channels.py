@@ -19,7 +19,7 @@ import simpy
 from offbeat.method.effects import Channel
 from offbeat.method.replica import Replica
 from offbeat.rounds.referee import Notice, Referee
-from offbeat.rounds.seat import Event, Freshness, Given, Got, Seat
+from offbeat.rounds.seat import Event, Freshness, Given, Got, Outcome, Seat
 from offbeat.runs.trace import Round, Trace
 from offbeat.sim.network import Network
 from offbeat.tensors.codec import sent_to
@@ -102,8 +102,10 @@ class SimulatedChannel:
 
     def _when(self, chair: Chair, results: int, go: Callable[[], None]) -> None:
         """A worker with data waits, which is noted."""
-        if chair.seat.results < results:
-            chair.waits_since.setdefault(results - 1, self._env.now)
+        if chair.seat.place.results >= results:
+            go()
+            return
+        chair.waits_since.setdefault(results - 1, self._env.now)
         self._call_when(chair, results, go)
 
     def _call_when(self, chair: Chair, results: int, go: Callable[[], None]) -> None:
@@ -126,8 +128,13 @@ class SimulatedChannel:
 
     def _activated(self, version: int, started_by: int) -> None:
         flush = started_by == FLUSH
-        blocks = {chair.seat.members(version, flush) for chair in self.chairs.values()}
-        self._known += [(version, ranks, started_by) for ranks in sorted(blocks)]
+        blocks: dict[int, tuple[int, ...]] = {}  # by their first rank: hashing a thousand ranks takes long
+        for rank, chair in self.chairs.items():
+            if rank not in blocks:
+                block = chair.seat.members(version, flush)
+                blocks.update(dict.fromkeys(block, block))
+        firsts = sorted({block[0] for block in blocks.values()})
+        self._known += [(version, blocks[first], started_by) for first in firsts]
         self._go_on()
 
     def _go_on(self) -> None:
@@ -138,7 +145,7 @@ class SimulatedChannel:
         """
         waiting, self._known = self._known, []
         for version, ranks, started_by in waiting:
-            if all(self.chairs[r].seat.results == version for r in ranks):
+            if all(self.chairs[r].seat.place.results == version for r in ranks):
                 self._sum(version, ranks, started_by)
             else:
                 self._known.append((version, ranks, started_by))
@@ -160,9 +167,8 @@ class SimulatedChannel:
     def _deliver(self, version: int, given: dict[int, Given], value: Vec | None, started_by: int) -> None:
         flush, shares = started_by == FLUSH, {r: g.share for r, g in given.items() if g.share is not None}
         value = self.chairs[0].me.x.zeros_like() if value is None else value
-        delivered = [
-            self.chairs[r].seat.deliver(version, value, one, shares, len(given), flush) for r, one in given.items()
-        ]
+        outcome = Outcome.of(self.nodes, version, value, shares, len(given), flush)
+        delivered = [self.chairs[r].seat.deliver(outcome, one) for r, one in given.items()]
         if all(delivered):
             self._record(version, given, shares, started_by)
         if flush:

@@ -31,7 +31,7 @@ from offbeat.live.transport.hub import Frame, Word
 from offbeat.live.transport.staging import Staging
 from offbeat.method.effects import Channel, Got
 from offbeat.rounds.referee import Notice
-from offbeat.rounds.seat import Event, Freshness, Seat
+from offbeat.rounds.seat import Event, Freshness, Outcome, Seat
 from offbeat.runs.trace import Round, Trace
 from offbeat.tensors.codec import sent_to
 from offbeat.tensors.vector import Vec
@@ -286,10 +286,10 @@ class Clerk:
         if not self._divides_early(divisor):
             for p in buffer.parts:
                 p.div_(divisor)
-        shares = buffer.shares(ranks)
+        outcome = Outcome.of(self._nodes, version, buffer, buffer.shares(ranks), len(ranks), flush)
         with self._lock:
-            if seat.deliver(version, buffer, given, shares, len(ranks), flush):
-                self._record(version, started_by, shares)
+            if seat.deliver(outcome, given):
+                self._record(version, started_by, outcome.shares)
             self._lock.notify_all()
         elsewhere.saw(self._board.name, seat.results)
 

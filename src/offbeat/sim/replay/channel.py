@@ -11,7 +11,7 @@ import simpy
 
 from offbeat.method.effects import Channel
 from offbeat.method.replica import Replica
-from offbeat.rounds.seat import Given, Got, Seat
+from offbeat.rounds.seat import Given, Got, Outcome, Seat
 from offbeat.runs.order import Event
 from offbeat.runs.trace import Round, Trace
 from offbeat.sim.channels import charge, summed
@@ -217,7 +217,7 @@ class ReplayedChannel:
         chair.out = None
         given = self._given[key]
         shares = {r: one.share for r, one in given.items() if one.share is not None}
-        chair.seat.deliver(version, self._means[key], given[rank], shares, len(given), flush)
+        chair.seat.deliver(Outcome.of(self.nodes, version, self._means[key], shares, len(given), flush), given[rank])
         self._left[key] -= 1
         if not self._left[key]:
             if self._trace.keep_rounds:
