@@ -153,6 +153,9 @@ def test_a_checkpoint_keeps_memory_reports_and_what_is_left_over_apart() -> None
     assert state.restore(own, strategy, again) == state.Left(5, 2, None, 3)
     assert vars(again.memory) == {"n": 16}
     assert again.reported == me.reported
+    del own["reported"]
+    with pytest.raises(ValueError, match="this state has no reported: it was saved by another version of Offbeat"):
+        state.restore(own, strategy, again)
 
 
 # Read from the source, nothing is run.

@@ -44,6 +44,11 @@ def saved(strategy: Strategy, me: Replica, left: Left) -> dict[str, Any]:
 
 def restore(own: dict[str, Any], strategy: Strategy, me: Replica) -> Left:
     """Put back what the strategy had; refuse what another one had. Answers what was left over."""
+    if missing := {"strategy", "step", "exchanges", "owed", "waiting", "memory", "reported"} - own.keys():
+        raise ValueError(
+            f"this state has no {', no '.join(sorted(missing))}: it was saved by another version of Offbeat; load the "
+            "model alone, and begin anew from there"
+        )
     if own["strategy"] != str(strategy):
         raise ValueError(
             f"the state belongs to {own['strategy']}, but {strategy} is attached; attach the same strategy"
