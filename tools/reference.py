@@ -214,6 +214,8 @@ def _named(name: str) -> object:
 
 
 def _value(value: object) -> str:
+    if isinstance(value, ModuleType):  # in its own words: its repr would name a folder of the machine that builds this
+        return (value.__doc__ or "").strip().splitlines()[0]
     if isinstance(value, Mapping):
         return ", ".join(f"`{key}`" for key in value)
     return f"`{re.sub(r'([a-z_]+[.])+(?=[A-Za-z])', '', str(value))}`"
