@@ -281,3 +281,12 @@ def test_in_all_orders_what_is_dropped_is_counted() -> None:
         applied = total((g.value for g in world.workers[0].got), 4)
         gone = {(slot // 2, slot % 2) for slot, value in enumerate(applied.numbers) if value == 0.0}
         assert sorted(lost) == sorted(gone)
+
+
+def test_in_all_orders_who_is_in_time_goes_on_with_the_result_of_its_round() -> None:
+    for world in endings(GRADIENTS["everyone"], (2, 2)):
+        for w in world.workers:
+            assert [(g.version, g.fresh, dict(g.contributors)) for g in w.got] == [
+                (0, True, {0: 0, 1: 0}),
+                (1, True, {0: 0, 1: 0}),
+            ]
