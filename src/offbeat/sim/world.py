@@ -44,6 +44,7 @@ from offbeat.sim.exchanges import Exchanges, Pending
 from offbeat.sim.leaders import NodesPartial
 from offbeat.sim.network import Network
 from offbeat.sim.streams import Piece
+from offbeat.sim.workers import Crowd, Worker
 from offbeat.tensors.vector import Vec
 from offbeat.topology.hierarchy import Nodes
 
@@ -67,35 +68,6 @@ def _only_new_garbage() -> Iterator[None]:
 
 class Deadlock(RuntimeError):
     """No event is left, and workers still wait."""
-
-
-class Worker:
-    """One simulated worker: its coroutine and what it is waiting for."""
-
-    __slots__ = ("asked_s", "coroutine", "done", "ended", "finished_s", "idle", "me", "rank", "seq", "taken", "waits")
-
-    def __init__(self, me: Replica, coroutine: Coroutine[Effect[Any], Any, None]) -> None:
-        self.me, self.rank, self.coroutine = me, me.rank, coroutine
-        self.seq = 0  # mixes asked for so far: the k-th meets everybody's k-th
-        self.taken = 0  # gradients begun
-        self.idle = self.done = self.ended = False
-        self.finished_s = self.asked_s = 0.0
-        self.waits = ""
-
-
-class _Crowd:
-    """Those who take their steps together: all workers, those of a node, or one by itself."""
-
-    __slots__ = ("done", "idlers", "reached", "size")
-
-    def __init__(self, size: int) -> None:
-        self.size, self.done = size, 0
-        self.reached = -1  # the last step that one of them took with data
-        self.idlers: list[tuple[Worker, int]] = []  # and the step each would take
-
-    @property
-    def is_through(self) -> bool:
-        return self.done == self.size
 
 
 class World:
@@ -131,7 +103,7 @@ class World:
         self._more, self._compute_s, self._delay_s = more, compute_s, delay_s
         self._ask, self._gradient, self._retired = ask, gradient, retired
         self._done = 0
-        self._crowds: dict[tuple[int, ...] | None, _Crowd] = {None: _Crowd(len(replicas))}
+        self._crowds: dict[tuple[int, ...] | None, Crowd] = {None: Crowd(len(replicas))}
         self._answer: dict[type, Callable[[Worker, Any], object]] = {
             Next: self._next,
             Grad: self._grad,
@@ -212,7 +184,7 @@ class World:
         crowd = self._crowds.get(effect.among)
         if crowd is None:
             assert effect.among is not None
-            crowd = self._crowds[effect.among] = _Crowd(len(effect.among))
+            crowd = self._crowds[effect.among] = Crowd(len(effect.among))
         if not worker.done:
             if self._decides.stands(worker.rank, effect.t, lambda: self._again(worker, effect)):
                 worker.waits = "for the others to stand still"
@@ -246,12 +218,12 @@ class World:
 
         self.env.timeout(0).callbacks.append(ask)
 
-    def _wake_idlers(self, crowd: _Crowd) -> None:
+    def _wake_idlers(self, crowd: Crowd) -> None:
         waiting, crowd.idlers = crowd.idlers, []
         for worker, t in waiting:
             self._later(0.0, worker, functools.partial(self._turn_without_data, worker, t, crowd))
 
-    def _turn_without_data(self, worker: Worker, t: int, crowd: _Crowd) -> Turn:
+    def _turn_without_data(self, worker: Worker, t: int, crowd: Crowd) -> Turn:
         if t <= crowd.reached:
             return Turn.IDLE
         assert crowd.is_through, "woken without a reason"
