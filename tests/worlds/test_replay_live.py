@@ -6,14 +6,17 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import offbeat as ob
 from offbeat.cli import main
-from tests.support.scenarios import Call, Turns, in_turn
+from tests.support import forge
+from tests.support.scenarios import Call, Told, Turns, in_turn, scenario
 from tests.support.timed import IN_NODES, TIMED
 
 pytestmark = pytest.mark.live
@@ -73,6 +76,46 @@ def live() -> Iterator[Ran]:
             calls = {name: Call(train, (name, run, folder)) for name in TIMED if fits(name, run)}
             ran[run] = in_turn(calls, len(batches), init=False)
         yield Path(folder), ran
+
+
+@scenario(2)
+def what_no_task_tells(rank: int) -> dict[str, str]:
+    """What a replay says of runs with something in them that it does not know how to do."""
+    out = {}
+    runs: dict[str, dict[str, Any]] = {"clips": {"max_norm": 1.0}, "accumulates": {"accumulate": 2}}
+    for name, how in {**runs, "resumed": {}, "middle": {}}.items():
+        with tempfile.TemporaryDirectory() as place:
+            work, folder = task(), Path(broadcast(place))
+            model = work.build(0)
+            inner = work.optimizer(list(model.parameters()))
+            optimizer = ob.attach(inner, model, ob.local_sgd(2), patience_s=120, record=folder, **how)
+            if name == "resumed":
+                optimizer.load_state_dict(optimizer.state_dict())
+            for t in range(how.get("accumulate", 1)):
+                work.value(model, work.take(rank, t)).backward()
+            if name == "middle":
+                optimizer.average()
+            optimizer.step()
+            optimizer.finish()
+            dist.barrier()
+            out[name] = forge.attempt(lambda: ob.replay(folder, task()))  # noqa: B023
+            dist.barrier()
+    return out
+
+
+def broadcast(word: str) -> str:
+    """Rank 0's, on all ranks."""
+    words = [word]
+    dist.broadcast_object_list(words)
+    return words[0]
+
+
+def test_a_run_that_no_task_tells_all_of_says_so_instead_of_ending_elsewhere(told: Told) -> None:
+    for said in told(what_no_task_tells):
+        assert "attached with max_norm=1.0, which a Task does not know" in said["clips"]
+        assert "attached with accumulate=2, which a Task does not know" in said["accumulates"]
+        assert "it was taken up from a state" in said["resumed"]
+        assert "average() was called between backward() and step()" in said["middle"]
 
 
 def test_every_method_is_in_the_table() -> None:

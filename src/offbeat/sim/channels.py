@@ -212,8 +212,8 @@ class SimulatedChannel:
     @property
     def lost(self) -> list[tuple[int, int]]:
         """(rank, step) of every gradient that was dropped; a node's are said of all its ranks, data or not."""
-        lost = [(node, step) for node, chair in self.chairs.items() for step in chair.seat.lost]
-        return sorted((rank, step) for node, step in lost for rank in self.nodes.ranks(node))
+        lost = ((node, step) for node, chair in self.chairs.items() for step in chair.seat.lost)
+        return sorted(self.nodes.spread_all(lost))
 
     def who_waits(self) -> dict[int, str]:
         """For each waiting worker, the round it waits for."""

@@ -16,11 +16,10 @@ from offbeat.sim.channels import SimulatedChannel
 from offbeat.sim.exchanges import Pending
 from offbeat.sim.network import Network
 from offbeat.sim.shared import Shared
-from offbeat.sim.streams import Piece, Streams
+from offbeat.sim.streams import Streams
+from offbeat.sim.workers import Work
 from offbeat.tensors.vector import Vec
 from offbeat.topology.hierarchy import Nodes
-
-Seconds = Callable[[int, int], float]
 
 
 class ChannelOfAll(Protocol):
@@ -70,15 +69,7 @@ class Decides(Protocol):
     ) -> SharedByAll: ...
 
     def streams(
-        self,
-        env: simpy.Environment,
-        network: Network,
-        compute_s: Seconds,
-        delay_s: Seconds,
-        trace: Trace,
-        size: int,
-        rows: Callable[[int, int], int],
-        union: Callable[[int, list[Piece]], Vec],
+        self, env: simpy.Environment, network: Network, work: Work, trace: Trace, size: int
     ) -> StreamsOfAll: ...
 
     def stands(self, rank: int, step: int, go_on: Callable[[], None]) -> bool:
@@ -107,18 +98,8 @@ class Clock:
     ) -> Shared:
         return Shared(env, network, trace, arrived, self._events)
 
-    def streams(
-        self,
-        env: simpy.Environment,
-        network: Network,
-        compute_s: Seconds,
-        delay_s: Seconds,
-        trace: Trace,
-        size: int,
-        rows: Callable[[int, int], int],
-        union: Callable[[int, list[Piece]], Vec],
-    ) -> Streams:
-        return Streams(env, network, compute_s, delay_s, trace, size, rows, union, self._parts)
+    def streams(self, env: simpy.Environment, network: Network, work: Work, trace: Trace, size: int) -> Streams:
+        return Streams(env, network, work, trace, size, self._parts)
 
     def stands(self, rank: int, step: int, go_on: Callable[[], None]) -> bool:
         return False

@@ -9,7 +9,7 @@ from torch import Tensor
 from offbeat.method.replica import Replica
 from offbeat.runs.trace import Point, Trace
 from offbeat.sim.fleet import Fleet
-from offbeat.sim.streams import Piece
+from offbeat.sim.workers import Piece
 from offbeat.tensors.vector import Vec
 
 LOOKS = 100

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from offbeat.sim.network import Network
 from offbeat.sim.observing import Observer
 from offbeat.sim.replay.mismatch import Mismatch
 from offbeat.sim.replay.recorded import Recorded
+from offbeat.sim.workers import Work
 from offbeat.sim.world import Deadlock, World
 from offbeat.tasks.task import Task
 from offbeat.tensors.sums import mean
@@ -78,7 +79,7 @@ def simulate(
         parameters,
     )
     gradients = steps * workers if steps is not None else samples
-    run = _run(scene, _ending(steps, samples, seconds), gradients, spans, rounds, watch_s, told)
+    run = _run(scene, _ending(steps, samples, seconds), gradients, spans, rounds, watch_s, lambda _: Clock(told))
     if record is not None and told is not None and task is not None:
         for own, taken in zip(told, run.gradients, strict=True):
             own.gradients = taken
@@ -107,8 +108,12 @@ def replay(
     def more(rank: int, taken: int, now_s: float) -> bool:
         return taken < gradients[rank]
 
+    def decider(fleet: Fleet | None) -> Decides:
+        assert fleet is not None, "a record has a task"
+        return Recorded(order.told, lambda: _equalise(fleet, about.workers))
+
     try:
-        return _run(scene, more, sum(gradients), spans, rounds, None, order.told, replays=True)
+        return _run(scene, more, sum(gradients), spans, rounds, None, decider)
     except Deadlock as error:
         raise Mismatch(f"the record cannot be followed to its end: {error}") from None
 
@@ -135,8 +140,7 @@ def _run(
     spans: bool,
     rounds: bool,
     watch_s: float | None,
-    told: Sequence[Told] | None,
-    replays: bool = False,
+    decider: Callable[[Fleet | None], Decides],
 ) -> Run:
     strategy, task, workers, seed = scene.strategy, scene.task, scene.workers, scene.seed
     trace = Trace(keep_spans=spans, keep_rounds=rounds)
@@ -145,24 +149,23 @@ def _run(
     retired: dict[int, Vec] = {}
     observer = Observer(fleet, replicas, trace, gradients) if fleet and spans else None
     seen = observer or fleet
-    decides: Decides = Clock(told)
-    if replays and told is not None and fleet is not None:
-        decides = Recorded(told, lambda: _equalise(fleet, workers))
-
-    world = World(
-        replicas,
-        strategy.body,
-        more,
+    work = Work(
         scene.compute_s,
         scene.delay_s,
-        scene.network,
-        trace,
         ask=fleet.ask if fleet else lambda rank, step: None,
         gradient=seen.gradient if seen else lambda rank: replicas[rank].x,
         rows=fleet.rows if fleet else lambda rank, step: 32,
         union=seen.union if seen else lambda rank, pieces: replicas[rank].x,
+    )
+    world = World(
+        replicas,
+        strategy.body,
+        more,
+        work,
+        scene.network,
+        trace,
         retired=lambda rank: retired.__setitem__(rank, replicas[rank].x.clone()),
-        decides=decides,
+        decides=decider(fleet),
     )
     if observer is not None:
         observer.now = lambda: float(world.env.now)

@@ -14,9 +14,7 @@ from offbeat.rounds.micro import Supply
 from offbeat.runs.order import Part
 from offbeat.runs.trace import Trace
 from offbeat.sim.network import Network
-from offbeat.tensors.vector import Vec
-
-Piece = tuple[int, int, int, int]  # batch, from row, to row, round
+from offbeat.sim.workers import Piece, Work
 
 
 @dataclass
@@ -39,16 +37,12 @@ class Streams:
         self,
         env: simpy.Environment,
         network: Network,
-        compute_s: Callable[[int, int], float],
-        delay_s: Callable[[int, int], float],
+        work: Work,
         trace: Trace,
         size: int,
-        rows: Callable[[int, int], int],
-        union: Callable[[int, list[Piece]], Vec],
         parts: Sequence[list[Part]] | None = None,
     ) -> None:
-        self._env, self._compute_s, self._delay_s, self._trace = env, compute_s, delay_s, trace
-        self._rows, self._union, self._parts = rows, union, parts
+        self._env, self._work, self._trace, self._parts = env, work, trace, parts
         self._news_s = math.ceil(math.log2(size)) * network.latency(0, size - 1) if size > 1 else 0.0
         self._supplies = [Supply() for _ in range(size)]
         self._fetched = [0] * size
@@ -57,12 +51,12 @@ class Streams:
 
     def begin(self, rank: int, r: int, effect: Batch, answer: Callable[[Done], None]) -> None:
         """Worker ``rank`` begins its part of round ``r``: what is left, and a new batch where that makes no round."""
-        supply, now, delay = self._supplies[rank], self._env.now, self._delay_s(r, rank)
+        supply, now, delay = self._supplies[rank], self._env.now, self._work.delay_s(r, rank)
         if not supply.enough(effect.micro):
-            supply.add(self._rows(rank, self._fetched[rank]))
+            supply.add(self._work.rows(rank, self._fetched[rank]))
             self._fetched[rank] += 1
         self._trace.span(rank, r, "delay", now, now + delay)
-        part = _Part(r, effect, answer, now, self._compute_s(r, rank), supply.quota(effect.micro))
+        part = _Part(r, effect, answer, now, self._work.compute_s(r, rank), supply.quota(effect.micro))
         self._env.timeout(delay).callbacks.append(lambda _: self._go_on(rank, part))
 
     def _go_on(self, rank: int, part: _Part) -> None:
@@ -78,7 +72,7 @@ class Streams:
             if self._parts is not None:
                 pieces = tuple((batch, lo, hi) for batch, lo, hi, _ in part.pieces)
                 self._parts[rank].append(Part(pieces, done, part.at_most, whole_s, samples))
-            part.answer(Done(self._union(rank, part.pieces), samples, done, part.at_most, whole_s))
+            part.answer(Done(self._work.union(rank, part.pieces), samples, done, part.at_most, whole_s))
             return
         batch, lo, hi = supply.first(effect.micro)
         seconds = part.compute_s / supply.whole(effect.micro)

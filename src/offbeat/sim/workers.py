@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from offbeat.method.effects import Effect
 from offbeat.method.replica import Replica
+from offbeat.tensors.vector import Vec
+
+Seconds = Callable[[int, int], float]  # of (step, rank)
+Piece = tuple[int, int, int, int]  # batch, from row, to row, round
+
+
+@dataclass(frozen=True)
+class Work:
+    """What computing takes and gives.
+
+    ``ask``: a worker begins to compute the gradient of its batch; ``gradient``: it is there. ``rows``: how many samples
+    a batch has; ``union``: the sum of the gradients of some of them.
+    """
+
+    compute_s: Seconds
+    delay_s: Seconds
+    ask: Callable[[int, int], None]
+    gradient: Callable[[int], Vec]
+    rows: Callable[[int, int], int]
+    union: Callable[[int, list[Piece]], Vec]
 
 
 class Worker:

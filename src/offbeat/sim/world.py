@@ -43,12 +43,9 @@ from offbeat.sim.clock import ChannelOfAll, Decides
 from offbeat.sim.exchanges import Exchanges, Pending
 from offbeat.sim.leaders import NodesPartial
 from offbeat.sim.network import Network
-from offbeat.sim.streams import Piece
-from offbeat.sim.workers import Crowd, Worker
+from offbeat.sim.workers import Crowd, Work, Worker
 from offbeat.tensors.vector import Vec
 from offbeat.topology.hierarchy import Nodes
-
-Seconds = Callable[[int, int], float]
 
 _LATER = object()  # an answer that comes with a later event
 
@@ -78,14 +75,9 @@ class World:
         replicas: list[Replica],
         body: Callable[[Replica], Coroutine[Effect[Any], Any, None]],
         more: Callable[[int, int, float], bool],
-        compute_s: Seconds,
-        delay_s: Seconds,
+        work: Work,
         network: Network,
         trace: Trace,
-        ask: Callable[[int, int], None],
-        gradient: Callable[[int], Vec],
-        rows: Callable[[int, int], int],
-        union: Callable[[int, list[Piece]], Vec],
         retired: Callable[[int], None],
         decides: Decides,
     ) -> None:
@@ -96,12 +88,10 @@ class World:
         self.exchanges = Exchanges(self.env, network, trace, self._arrived)
         self.partials: dict[str, ChannelOfAll | NodesPartial] = {}
         self.shared = decides.shared(self.env, network, trace, self._arrived)
-        size = len(replicas)
-        self._micro = decides.streams(self.env, network, compute_s, delay_s, trace, size, rows, union)
+        self._micro = decides.streams(self.env, network, work, trace, len(replicas))
         self._decides = decides
         self._network = network
-        self._more, self._compute_s, self._delay_s = more, compute_s, delay_s
-        self._ask, self._gradient, self._retired = ask, gradient, retired
+        self._more, self._work, self._retired = more, work, retired
         self._done = 0
         self._crowds: dict[tuple[int, ...] | None, Crowd] = {None: Crowd(len(replicas))}
         self._answer: dict[type, Callable[[Worker, Any], object]] = {
@@ -236,8 +226,8 @@ class World:
 
     def _busy(self, worker: Worker) -> tuple[float, float]:
         step, rank, now = worker.taken - 1, worker.rank, self.env.now
-        delay, compute = self._delay_s(step, rank), self._compute_s(step, rank)
-        self._ask(rank, step)
+        delay, compute = self._work.delay_s(step, rank), self._work.compute_s(step, rank)
+        self._work.ask(rank, step)
         if self.trace.keep_spans:
             self.trace.span(rank, step, "delay", now, now + delay)
             self.trace.span(rank, step, "compute", now + delay, now + delay + compute)
@@ -248,7 +238,7 @@ class World:
             return None
         delay, compute = self._busy(worker)
         worker.waits = ""
-        return self._later(delay + compute, worker, lambda: self._gradient(worker.rank))
+        return self._later(delay + compute, worker, lambda: self._work.gradient(worker.rank))
 
     def _grad_mix(self, worker: Worker, effect: GradMix) -> object:
         seq = worker.seq
@@ -257,7 +247,7 @@ class World:
         delay, compute = (0.0, 0.0) if worker.idle else self._busy(worker)
         worker.asked_s = now + delay + compute
         worker.waits = f"at step {worker.me.t} for the gradients of {{}}"
-        gradient = None if worker.idle else (lambda: self._gradient(rank))
+        gradient = None if worker.idle else (lambda: self._work.gradient(rank))
         pending = self.exchanges.gradient(worker.me, seq, effect.W, effect.codec, now + delay, compute, gradient)
         pending.waiter = worker
         return _LATER

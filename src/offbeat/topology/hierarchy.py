@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -40,6 +40,10 @@ class Nodes:
         if self.per_node == 1:
             return dict(of_nodes)
         return {rank: said for node, said in of_nodes.items() for rank in self.ranks(node)}
+
+    def spread_all(self, of_nodes: Iterable[tuple[int, T]]) -> list[tuple[int, T]]:
+        """The same of things of which a node may have several."""
+        return [(rank, said) for node, said in of_nodes for rank in self.ranks(node)]
 
     def ranks(self, node: int) -> tuple[int, ...]:
         first = self.leader(node)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from offbeat.live.attached.recorder import Recorder
+from offbeat.live.attached.recorder import NoRecorder
 from offbeat.live.attached.stats import Log
 
 
@@ -18,9 +18,15 @@ class Arguments:
     seed: int = 0
     patience_s: float = 1800.0
     log: Log | None = None
-    recorder: Recorder | None = None
+    recorder: NoRecorder = field(default_factory=NoRecorder)
 
     @property
     def must_be_equal(self) -> dict[str, object]:
         """Those that all ranks must have alike."""
         return {"accumulate": self.accumulate, "seed": self.seed, "steps": self.steps}
+
+    @property
+    def unknown_to_a_task(self) -> dict[str, object]:
+        """Those that change what is learned and that a Task does not tell: such a run cannot be replayed."""
+        usual = {"max_norm": None, "accumulate": 1}
+        return {name: value for name, usually in usual.items() if (value := getattr(self, name)) != usually}

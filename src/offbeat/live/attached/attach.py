@@ -17,7 +17,7 @@ from offbeat.basics.checks import whole
 from offbeat.live.attached import refusals as checks
 from offbeat.live.attached.arguments import Arguments
 from offbeat.live.attached.optimizer import Attached
-from offbeat.live.attached.recorder import Recorder
+from offbeat.live.attached.recorder import NoRecorder, Recorder
 from offbeat.live.attached.stats import Log
 from offbeat.live.attached.training import Training
 from offbeat.live.transport import ending
@@ -94,7 +94,7 @@ def attach(
     init()
     store = dist.distributed_c10d._get_default_store()
     board = Board(store, f"offbeat/{next(_number)}", dist.get_rank(), dist.get_world_size())
-    recorder = record if record is None or isinstance(record, Recorder) else Recorder(record)
+    recorder = NoRecorder() if record is None else record if isinstance(record, Recorder) else Recorder(record)
     given = Arguments(max_norm, accumulate, steps, seed, patience_s, log, recorder)
     run = Training(optimizer, model, strategy, board, given, _World.let_go)
     _World.users += 1

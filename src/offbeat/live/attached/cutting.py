@@ -49,7 +49,7 @@ class Stream:
         self,
         flat: Flat,
         endpoints: Endpoints,
-        note: Callable[[Part], None] | None = None,
+        note: Callable[[Part], None],
     ) -> None:
         self._flat, self._endpoints, self._note = flat, endpoints, note
         self._batches: list[Any] = []
@@ -197,9 +197,8 @@ class Stream:
         own = OwnGradient(self._flat)
         total = Vec(own.parts, used=own.used).mul_(float(samples))
         done = Done(total, samples, self.pieces, max(self._at_most, self.pieces), self._whole_s)
-        if self._note is not None:
-            learnt = tuple(self._learnt) if samples else ()
-            self._note(Part(learnt, done.pieces, done.of, done.whole_s, samples))
+        learnt = tuple(self._learnt) if samples else ()
+        self._note(Part(learnt, done.pieces, done.of, done.whole_s, samples))
         self._anew()
         self._began_s = None
         return done

@@ -38,7 +38,7 @@ class Driver:
             self.answer(None)
 
     def refuse_if_begun(self) -> None:
-        """What a clerk or a porter has begun cannot start anew."""
+        """What a channel or shared weights have begun cannot start anew."""
         if self._endpoints.is_open:
             raise OffbeatError("load_state_dict() came after the first step; load the state right after attach")
 

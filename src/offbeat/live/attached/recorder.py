@@ -11,15 +11,48 @@ from torch import Tensor
 
 from offbeat.method.strategy import Strategy
 from offbeat.runs import order
-from offbeat.runs.order import About, Part, Told
+from offbeat.runs.order import About, Event, Part, Told
 
 
-class Recorder:
+class NoRecorder:
+    """Of a run that nobody records: all that a `Recorder` hears, and nothing of it kept."""
+
+    events: list[Event] | None = None  # where seats and shared weights write down what happens to them
+
+    def begin(
+        self,
+        strategy: Strategy,
+        size: int,
+        weights: Iterable[Tensor],
+        seed: int,
+        steps: int | None,
+        unknown: Mapping[str, object],
+    ) -> None:
+        """The run begins with these weights; ``unknown`` to a Task is how else it was attached."""
+
+    def stepped(self) -> None:
+        """A step with data is over."""
+
+    def part(self, part: Part) -> None:
+        """This worker's part of a round is over, where batches are cut."""
+
+    def averages(self, step: int, is_in_step: bool, per_node: int) -> None:
+        """The worker calls for an average before this step."""
+
+    def cannot(self, why: str) -> None:
+        """Something happens that a replay does not know how to do."""
+
+    def end(self, rank: int, weights: Iterable[Tensor]) -> None:
+        """The run has ended with these weights."""
+
+
+class Recorder(NoRecorder):
     """Keeps one worker's list; ``folder`` is where it is written when the run has ended well (None: nowhere)."""
 
     def __init__(self, folder: str | Path | None = None, task: str = "") -> None:
         self._folder, self._task = None if folder is None else Path(folder), task
         self.told = Told()
+        self.events = self.told.events
         self.about: About | None = None
         self.final: tuple[float, ...] = ()
 
@@ -32,21 +65,18 @@ class Recorder:
         steps: int | None,
         unknown: Mapping[str, object],
     ) -> None:
-        """The run begins with these weights; ``unknown`` to a Task is how else it was attached."""
-        said = [f"{name}={value}" for name, value in unknown.items() if value not in (None, 1)]
+        said = [f"{name}={value}" for name, value in unknown.items()]
         cannot = f"it was attached with {' and '.join(said)}, which a Task does not know" if said else ""
         begun = order.digest(weights)
         self.about = About(str(strategy), strategy.written(), size, seed, steps, begun, self._task, cannot)
 
     def stepped(self) -> None:
-        """A step with data is over."""
         self.told.gradients += 1
 
     def part(self, part: Part) -> None:
         self.told.parts.append(part)
 
     def averages(self, step: int, is_in_step: bool, per_node: int) -> None:
-        """The worker calls for an average before this step."""
         self.told.averages.append(step)
         if is_in_step:
             self.cannot("average() was called between backward() and step()")
@@ -54,12 +84,10 @@ class Recorder:
             self.cannot("average() was called in a run with per_node")
 
     def cannot(self, why: str) -> None:
-        """Something happens that a replay does not know how to do."""
         if self.about is not None and not self.about.cannot:
             self.about = replace(self.about, cannot=why)
 
     def end(self, rank: int, weights: Iterable[Tensor]) -> None:
-        """The run has ended with these weights."""
         self.final = order.sampled(torch.cat([p.detach().reshape(-1).double().cpu() for p in weights]))
         if self._folder is not None and self.about is not None:
             order.write_one(self._folder, rank, self.about, self.told, self.final)

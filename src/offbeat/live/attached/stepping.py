@@ -8,7 +8,7 @@ from offbeat.live.attached.cutting import Stream
 from offbeat.live.attached.driver import Driver
 from offbeat.live.attached.flat import Flat
 from offbeat.live.attached.gradients import Gradients
-from offbeat.live.attached.recorder import Recorder
+from offbeat.live.attached.recorder import NoRecorder
 from offbeat.live.partial.endpoints import Endpoints
 from offbeat.live.transport import elsewhere
 from offbeat.live.transport.board import Board
@@ -29,11 +29,11 @@ class Stepping:
         driver: Driver,
         endpoints: Endpoints,
         accumulate: int,
-        recorder: Recorder | None,
+        recorder: NoRecorder,
     ) -> None:
         self._flat, self._board, self._driver, self._endpoints = flat, board, driver, endpoints
         self._recorder, self.me = recorder, driver.me
-        self.stream = Stream(flat, endpoints, recorder.part if recorder is not None else None)
+        self.stream = Stream(flat, endpoints, recorder.part)
         self.gradients = Gradients(flat, driver, transport, accumulate, self.begin)
         self._everyone = tuple(range(board.size))
         self.has_begun = self.is_over = False
@@ -62,8 +62,7 @@ class Stepping:
             asks = self._driver.asks
             self._driver.answer(self._done(asks) if isinstance(asks, Batch) else self.gradients.gradient())
         self.reset()
-        if self._recorder is not None:
-            self._recorder.stepped()
+        self._recorder.stepped()
 
     def without_data(self) -> None:
         """One step without a gradient of our own, for the sake of the others."""
@@ -98,8 +97,7 @@ class Stepping:
         if self.stream.used:
             return self.stream.done()
         done = self.gradients.whole_batch(asks)
-        if self._recorder is not None:
-            self._recorder.part(Part((), done.pieces, done.of, None, done.samples))
+        self._recorder.part(Part((), done.pieces, done.of, None, done.samples))
         if asks.stop.workers is not None:
             self._endpoints.ring(asks.r, asks.stop.workers)
         return done

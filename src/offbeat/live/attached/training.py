@@ -67,12 +67,9 @@ class Training:
             given.steps,
             parameters=len(flat.params),
         )
-        events = None
-        if self._recorder is not None:
-            unknown = {"max_norm": given.max_norm, "accumulate": given.accumulate}
-            self._recorder.begin(strategy, board.size, flat.params, given.seed, given.steps, unknown)
-            events = self._recorder.told.events
-        self.endpoints = Endpoints(board, self.transport, given.patience_s, events)
+        unknown = given.unknown_to_a_task
+        self._recorder.begin(strategy, board.size, flat.params, given.seed, given.steps, unknown)
+        self.endpoints = Endpoints(board, self.transport, given.patience_s, self._recorder.events)
         self._driver = Driver(strategy, self.me, self.transport, self.endpoints)
         parts = (flat, board, self.transport, self._driver, self.endpoints)
         self.stepping = Stepping(*parts, given.accumulate, self._recorder)
@@ -110,8 +107,7 @@ class Training:
         """Go on where a state was saved; refuses one that is not this run's."""
         self._driver.refuse_if_begun()
         self._left = state.restore(own, self._strategy, self.me)
-        if self._recorder is not None:
-            self._recorder.cannot("it was taken up from a state, which the record does not hold")
+        self._recorder.cannot("it was taken up from a state, which the record does not hold")
         self._driver.restart(self._left.exchanges, self._left.owed)
         self.endpoints.resume(self._left.rounds)
         self.stepping.reset()
@@ -129,8 +125,7 @@ class Training:
         elsewhere.stepping()
         elsewhere.count(f"{self._board.name}/average", self._everyone)
         self._flat.adopt()
-        if self._recorder is not None:
-            self._recorder.averages(self.me.t, self.stepping.has_begun, self.endpoints.per_node)
+        self._recorder.averages(self.me.t, self.stepping.has_begun, self.endpoints.per_node)
         if self.me.size > 1:
             with torch.no_grad():
                 self._driver.start()  # as those without data have done
@@ -150,16 +145,14 @@ class Training:
             self._flat.adopt()
             self._driver.start()
             if self.stepping.has_begun:
-                if self._recorder is not None:
-                    self._recorder.cannot("it ended between backward() and step()")
+                self._recorder.cannot("it ended between backward() and step()")
                 self.stepping.give_up()
             self._others.until_all_are_done()
             if self.me.size > 1:
                 self._others.take_part()
                 self.stats.exchange(self.transport)
                 self.transport.agree_on(torch.zeros(1), dist.ReduceOp.SUM, "the others to finish")
-        if self._recorder is not None:
-            self._recorder.end(self.me.rank, self._flat.params)
+        self._recorder.end(self.me.rank, self._flat.params)
         self._release()
         self.endpoints.close()
         unused = self.stepping.stream.waiting + self.stepping.stream.samples

@@ -36,7 +36,7 @@ class BlockSums:
         if len(ranks) < 2:
             return None
         if ranks not in self._groups:
-            name, leaders = "party-" + "-".join(map(str, ranks)), tuple(self._nodes.leader(r) for r in ranks)
+            name, leaders = "block-" + "-".join(map(str, ranks)), tuple(self._nodes.leader(r) for r in ranks)
             self._groups[ranks] = Group(name, leaders, self._board, self._waiter)
         return self._groups[ranks]
 

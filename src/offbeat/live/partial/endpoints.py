@@ -47,8 +47,8 @@ from offbeat.runs.trace import Trace
 from offbeat.tensors.vector import Vec
 from offbeat.topology.hierarchy import Nodes
 
-# A clerk, a porter, a bell need the interpreter a few times a round, from a worker that may be deep in Python code:
-# every time they would wait for the default of 5 ms.
+# Threads that answer for a worker need the interpreter a few times a round, from a worker that may be deep in Python
+# code: every time they would wait for the default of 5 ms.
 SWITCH_S = 0.0005
 
 
@@ -134,7 +134,7 @@ class Endpoints:
         return self._wire_bytes + sum(end.wire_bytes for end in (self._clerk, self._pairs) if end)
 
     def perform(self, effect: Effect[Any], me: Replica) -> object:
-        """Answer what needs a clerk or a porter; refuse what nobody can answer."""
+        """Answer what needs a clerk or shared weights; refuse what nobody can answer."""
         match effect:
             case Open():
                 self.open(effect, me)
@@ -273,7 +273,7 @@ class Endpoints:
         return self.hang_bell().rung if self._board.size > 1 else -1
 
     def finished(self) -> None:
-        """No step left to take. (A porter says so itself, when it retires.)"""
+        """No step left to take. (Shared weights hear it when their worker retires.)"""
         for end in (self._clerk, self._bell):
             if end is not None:
                 end.finished()

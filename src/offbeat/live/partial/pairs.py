@@ -3,8 +3,8 @@
 It drives the worker's `SharedVec` (see `offbeat.rounds.shared`), which lies under ``_lock``. The interleaving this
 prevents: the worker adds its step while a visitor's half is being added, and one of the two sums is lost.
 
-No circle of workers can wait for each other: porters wait only for workers that have announced a visit and are already
-at the door; workers wait for porters; porters never wait for porters.
+No circle of workers can wait for each other: such threads wait only for workers that have announced a visit
+and are already at the door; workers wait for them; they never wait for each other.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SharedWeights:
         log: list[Event] | None = None,
     ) -> None:
         self._board, self._trace, self._rank, self._patience_s = board, trace, board.rank, patience_s
-        self._link = Link("porter", connection, board.rank, board, patience_s)
+        self._link = Link("pairs", connection, board.rank, board, patience_s)
         self._lock = self._link.lock
         self._staging = Staging(x)
         self._shared = SharedVec(self._staging.down(x), log)
@@ -168,7 +168,7 @@ class SharedWeights:
     def groups(self) -> list[Group]:
         return [*self._out.values(), *self._in.values()]
 
-    # The porter's thread.
+    # The thread that answers.
 
     def _hear(self, frame: Frame) -> bool:
         if frame.word is Word.MEET:

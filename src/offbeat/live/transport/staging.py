@@ -1,4 +1,4 @@
-"""Between a model's device and the host trays that clerks and porters work on.
+"""Between a model's device and the host memory that rounds and visits work on.
 
 On the way down a copy runs on a stream of its own, into pinned memory, after all that the worker's stream has queued;
 the host waits for that one copy. So a tray is whole before anybody is told of it: the interleaving this prevents is a

@@ -10,22 +10,14 @@ import simpy
 from offbeat.method.effects import Batch, Done
 from offbeat.runs.order import Part
 from offbeat.sim.replay.mismatch import Mismatch
-from offbeat.sim.streams import Piece
-from offbeat.tensors.vector import Vec
+from offbeat.sim.workers import Piece, Work
 
 
 class ReplayedStreams:
     """Micro-batches as they were done: no bell, no deadline."""
 
-    def __init__(
-        self,
-        env: simpy.Environment,
-        compute_s: Callable[[int, int], float],
-        parts: Sequence[Sequence[Part]],
-        rows: Callable[[int, int], int],
-        union: Callable[[int, list[Piece]], Vec],
-    ) -> None:
-        self._env, self._compute_s, self._rows, self._union = env, compute_s, rows, union
+    def __init__(self, env: simpy.Environment, work: Work, parts: Sequence[Sequence[Part]]) -> None:
+        self._env, self._work = env, work
         self._parts = [deque(own) for own in parts]
 
     def begin(self, rank: int, r: int, effect: Batch, answer: Callable[[Done], None]) -> None:
@@ -34,11 +26,11 @@ class ReplayedStreams:
         part = self._parts[rank].popleft()
         pieces: list[Piece] = [(batch, lo, hi, r) for batch, lo, hi in part.pieces]
         if not pieces and part.samples == 1:  # a batch that was not cut
-            pieces = [(r, 0, self._rows(rank, r), r)]
-        seconds = self._compute_s(r, rank) * part.done / part.of if part.of else 0.0
+            pieces = [(r, 0, self._work.rows(rank, r), r)]
+        seconds = self._work.compute_s(r, rank) * part.done / part.of if part.of else 0.0
 
         def over(_: object) -> None:
-            total, rows = self._union(rank, pieces), sum(hi - lo for _, lo, hi, _ in pieces)
+            total, rows = self._work.union(rank, pieces), sum(hi - lo for _, lo, hi, _ in pieces)
             if rows and part.samples != rows:
                 total = total * (part.samples / rows)
             answer(Done(total, part.samples, part.done, part.of, part.whole_s))

@@ -36,7 +36,7 @@ class _Chair:
     renews: Vec | None = None
     finishes: bool = False
     answer: Callable[[Any], None] | None = None
-    out: tuple[int, tuple[int, ...], bool] | None = None  # the round its snapshot is in: number, block, flush
+    out: tuple[int, tuple[int, ...]] | None = None  # the round its snapshot is in, and the block
     stood: Vec | None = None  # the weights it has come to an average with
 
 
@@ -58,7 +58,7 @@ class ReplayedChannel:
         self.bytes_sent = 0
         self._events = events
         self._given: dict[tuple[int, tuple[int, ...]], dict[int, Given]] = defaultdict(dict)
-        self._means: dict[tuple[int, tuple[int, ...]], Vec] = {}  # of blocks that are through
+        self._outcomes: dict[tuple[int, tuple[int, ...]], Outcome] = {}  # of blocks that are through
         self._left: dict[tuple[int, tuple[int, ...]], int] = {}  # how many of a block have not been given its mean
         self._stood = stood
         self._goes_on = False
@@ -188,7 +188,7 @@ class ReplayedChannel:
     def _snapshot(self, rank: int, chair: _Chair, version: int, flush: bool) -> None:
         seat = chair.seat
         block = seat.members(version, flush)
-        chair.out = (version, block, flush)
+        chair.out = (version, block)
         given = self._given[version, block]
         given[rank] = seat.snapshot(version, flush)
         if len(given) < len(block):
@@ -200,7 +200,9 @@ class ReplayedChannel:
         self.bytes_sent += sent
 
         def through(_: object) -> None:
-            self._means[version, block] = me.x.zeros_like() if value is None else value
+            total = me.x.zeros_like() if value is None else value
+            shares = {r: one.share for r, one in ordered.items() if one.share is not None}
+            self._outcomes[version, block] = Outcome.of(self.nodes, version, total, shares, len(block), flush)
             self._left[version, block] = len(block)
             self._go_on()
 
@@ -209,21 +211,20 @@ class ReplayedChannel:
     def _deliver(self, rank: int, chair: _Chair, event: Event) -> bool:
         if chair.out is None or chair.out[0] != event[1]:
             raise refuse(rank, event, "no snapshot was taken for it")
-        version, block, flush = chair.out
+        version, block = chair.out
         key = (version, block)
-        if key not in self._means:
+        if key not in self._outcomes:
             return False
         chair.events.popleft()
         chair.out = None
-        given = self._given[key]
-        shares = {r: one.share for r, one in given.items() if one.share is not None}
-        chair.seat.deliver(Outcome.of(self.nodes, version, self._means[key], shares, len(given), flush), given[rank])
+        outcome = self._outcomes[key]
+        chair.seat.deliver(outcome, self._given[key][rank])
         self._left[key] -= 1
         if not self._left[key]:
             if self._trace.keep_rounds:
-                waited = dict.fromkeys(block, 0.0)
-                self._trace.rounds.append(Round.among(self.nodes, version, block[0], shares, waited, self._env.now))
-            del self._means[key], self._given[key], self._left[key]
+                waited, now = dict.fromkeys(block, 0.0), self._env.now
+                self._trace.rounds.append(Round.among(self.nodes, version, block[0], outcome.shares, waited, now))
+            del self._outcomes[key], self._given[key], self._left[key]
         return True
 
     # Averages of all, in the middle of a run.
@@ -248,8 +249,8 @@ class ReplayedChannel:
 
     @property
     def lost(self) -> list[tuple[int, int]]:
-        lost = [(node, step) for node, chair in self.chairs.items() for step in chair.seat.lost]
-        return sorted((rank, step) for node, step in lost for rank in self.nodes.ranks(node))
+        lost = ((node, step) for node, chair in self.chairs.items() for step in chair.seat.lost)
+        return sorted(self.nodes.spread_all(lost))
 
     def who_waits(self) -> dict[int, str]:
         """For each worker whose list is not at its end, what it would be next."""

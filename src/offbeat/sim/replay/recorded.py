@@ -9,15 +9,13 @@ import simpy
 from offbeat.method.effects import Channel
 from offbeat.runs.order import Told
 from offbeat.runs.trace import Trace
-from offbeat.sim.clock import Seconds
 from offbeat.sim.exchanges import Pending
 from offbeat.sim.network import Network
 from offbeat.sim.replay.averages import Averages
 from offbeat.sim.replay.batches import ReplayedStreams
 from offbeat.sim.replay.channel import ReplayedChannel
 from offbeat.sim.replay.weights import ReplayedShared
-from offbeat.sim.streams import Piece
-from offbeat.tensors.vector import Vec
+from offbeat.sim.workers import Work
 from offbeat.topology.hierarchy import Nodes
 
 
@@ -44,18 +42,8 @@ class Recorded:
         self._shared = ReplayedShared(env, network, arrived, events, self._averages.stands)
         return self._shared
 
-    def streams(
-        self,
-        env: simpy.Environment,
-        network: Network,
-        compute_s: Seconds,
-        delay_s: Seconds,
-        trace: Trace,
-        size: int,
-        rows: Callable[[int, int], int],
-        union: Callable[[int, list[Piece]], Vec],
-    ) -> ReplayedStreams:
-        return ReplayedStreams(env, compute_s, [own.parts for own in self._told], rows, union)
+    def streams(self, env: simpy.Environment, network: Network, work: Work, trace: Trace, size: int) -> ReplayedStreams:
+        return ReplayedStreams(env, work, [own.parts for own in self._told])
 
     # Averages of all in the middle of the run.
 
