@@ -53,6 +53,11 @@ class SharedVec:
         self.changed = 0
         return self._y.add_(delta)
 
+    @property
+    def weights(self) -> Vec:
+        """What they are; not to be changed."""
+        return self._y
+
     def now(self) -> Vec:
         """A copy."""
         return self._y.clone()

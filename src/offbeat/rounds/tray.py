@@ -134,7 +134,8 @@ class Tray:
         self.value.copy_(mean)
         if self._since is not None:
             self.value.add_(self._since)
-            self.spare.append(self._since)
+            if self.new is not None:
+                self.spare.append(self._since)
         self._is_out, self._since = False, None
 
     def show_into(self, target: Vec) -> Vec:

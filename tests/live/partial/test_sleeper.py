@@ -40,8 +40,9 @@ def asleep(rank: int, strategy: ob.Strategy) -> tuple[int, int]:
         for _ in range(ROUNDS):
             step()
         say("over")
-    grown, missed = resident_bytes() - before, len(optimizer.trace.rounds) - seen
+    grown = resident_bytes() - before
     step()
+    missed = len(optimizer.trace.rounds) - seen - 1
     optimizer.finish()
     return grown, missed
 

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 import offbeat as ob
-from offbeat.live.transport import gpus
-from offbeat.live.transport.gpus import Equipment, nccl_fits
+from offbeat.live.carriers import gpus
+from offbeat.live.carriers.gpus import Equipment, nccl_fits
 from tests.support import forge
 from tests.support.forge import Job
 from tests.support.nets import PATIENCE_S, flat, net, sgd

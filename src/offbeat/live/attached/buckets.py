@@ -13,19 +13,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.live.attached.flat import Flat
 from offbeat.live.attached.gradient import FlatGradient
 from offbeat.live.transport.errors import OffbeatError
+from offbeat.live.transport.waiter import Work
 from offbeat.tensors.vector import wide
 
 FIRST_BUCKET_BYTES = 2**20
 BUCKET_BYTES = 25 * 2**20
 STEP_MODULUS = 128  # small enough to be exact in bfloat16
 
-Start = Callable[[Tensor], "dist.Work | None"]
+Start = Callable[[Tensor], Work | None]
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Buckets:
         self._ready: set[int] = set()
         self._missing: list[int] = []
         self._started = 0
-        self._under_way: list[tuple[dist.Work | None, _Bucket, Tensor]] = []
+        self._under_way: list[tuple[Work | None, _Bucket, Tensor]] = []
 
     def _cut(self) -> list[_Bucket]:
         """Contiguous stretches from the end of the model to its beginning; part 0, with the tail, last."""
@@ -86,7 +86,7 @@ class Buckets:
         while self._started < len(self._buckets) - 1 and self._missing[self._started] == 0:
             self._launch(start)
 
-    def finish(self, start: Start, t: int, active: bool) -> list[dist.Work]:
+    def finish(self, start: Start, t: int, active: bool) -> list[Work]:
         """Backward is over: start what is left. Gradients that did not come count as zeros."""
         for slot, view in enumerate(self.g.views):
             if slot in self._ready:

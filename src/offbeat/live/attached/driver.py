@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
+from offbeat.live.carriers.exchanges import Sent, Transport
 from offbeat.live.partial.endpoints import Endpoints
 from offbeat.live.transport.errors import OffbeatError
-from offbeat.live.transport.exchanges import Sent, Transport
 from offbeat.method.effects import Batch, Begin, Effect, Finish, Grad, GradMix, Mix, Next, Open, Turn, only_ours
 from offbeat.method.replica import Replica
 from offbeat.method.strategy import Strategy

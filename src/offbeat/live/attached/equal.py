@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from offbeat.live.attached.flat import Flat
-from offbeat.live.transport.exchanges import Transport
+from offbeat.live.carriers.exchanges import Transport
 from offbeat.tensors.vector import wide
 
 

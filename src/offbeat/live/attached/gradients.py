@@ -12,14 +12,14 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.live.attached.buckets import STEP_MODULUS, Buckets
 from offbeat.live.attached.driver import Driver
 from offbeat.live.attached.flat import Flat
 from offbeat.live.attached.gradient import FlatGradient, InPlace, OwnGradient
-from offbeat.live.transport.exchanges import Transport
+from offbeat.live.carriers.exchanges import Transport
+from offbeat.live.transport.waiter import Work
 from offbeat.method.effects import Batch, Done, Grad, GradMix
 from offbeat.tensors.vector import Vec
 
@@ -169,7 +169,7 @@ class Gradients:
         return self._lazy_memory
 
     @property
-    def _start(self) -> Callable[[Tensor], dist.Work | None]:
+    def _start(self) -> Callable[[Tensor], Work | None]:
         """Starts the sum of a bucket among those whom the strategy asks for."""
         asks = self._driver.asks
         assert isinstance(asks, GradMix)

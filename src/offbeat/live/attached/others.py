@@ -9,9 +9,9 @@ from offbeat.live.attached.driver import Driver
 from offbeat.live.attached.equal import equalise
 from offbeat.live.attached.flat import Flat
 from offbeat.live.attached.stepping import Stepping
+from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.partial.endpoints import Endpoints
 from offbeat.live.transport.board import Board
-from offbeat.live.transport.exchanges import Transport
 from offbeat.method.effects import Next, Turn
 
 

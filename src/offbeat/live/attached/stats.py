@@ -15,7 +15,7 @@ from offbeat.runs.slowness import in_words
 from offbeat.runs.trace import Trace
 
 if TYPE_CHECKING:
-    from offbeat.live.transport.exchanges import Transport
+    from offbeat.live.carriers.exchanges import Transport
 
 KEPT = 4096  # steps whose times are kept, the last ones
 EXCHANGED = 65536  # numbers that are exchanged at the end, over all workers

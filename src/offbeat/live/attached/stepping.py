@@ -9,11 +9,11 @@ from offbeat.live.attached.driver import Driver
 from offbeat.live.attached.flat import Flat
 from offbeat.live.attached.gradients import Gradients
 from offbeat.live.attached.recorder import NoRecorder
+from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.partial.endpoints import Endpoints
 from offbeat.live.transport import elsewhere
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
-from offbeat.live.transport.exchanges import Transport
 from offbeat.method.effects import Batch, Done, Next, Turn
 from offbeat.runs.order import Part
 

@@ -21,11 +21,11 @@ from offbeat.live.attached.flat import Flat
 from offbeat.live.attached.others import Others
 from offbeat.live.attached.stats import Stats
 from offbeat.live.attached.stepping import Stepping
+from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.partial.endpoints import Endpoints
 from offbeat.live.transport import elsewhere
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
-from offbeat.live.transport.exchanges import Transport
 from offbeat.live.transport.waiter import Waiter
 from offbeat.method.replica import Replica
 from offbeat.method.strategy import Strategy

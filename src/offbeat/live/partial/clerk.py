@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from offbeat.live.carriers.staging import Staging
 from offbeat.live.partial.blocks import BlockSums
 from offbeat.live.partial.buffers import RoundBuffer
 from offbeat.live.partial.coordinator import frame_of, pack
@@ -28,7 +29,6 @@ from offbeat.live.partial.link import LOOK_S, Link
 from offbeat.live.transport import elsewhere
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.hub import Frame, Word
-from offbeat.live.transport.staging import Staging
 from offbeat.method.effects import Channel, Got
 from offbeat.rounds.referee import Notice
 from offbeat.rounds.seat import Event, Freshness, Outcome, Seat

@@ -18,33 +18,16 @@ from offbeat.rounds.referee import Notice, Referee, Say
 ASK_S = 0.02
 
 
-class Coordinator(Quiet):
-    """One channel's referee, at the hub."""
+class Asking(Quiet):
+    """A handler with a referee, whose rounds do not wait for those who are held up elsewhere."""
 
     def __init__(self, referee: Referee) -> None:
         self._referee = referee
-        self._flushed = False
         self._asked: int | None = None  # the round about which all were asked
         self._said: dict[int, Elsewhere] = {}  # their answers
 
-    def hear(self, frame: Frame) -> Iterable[Letter]:
-        referee, rank = self._referee, frame.rank
-        if frame.word is Word.ELSEWHERE:
-            started = []
-            if self._asked is not None:
-                self._said[rank] = unpack(frame.text)
-                started = self._judge()
-        else:
-            started = self._is_here(rank) + referee.hear(rank, notice_of(frame))
-        letters: list[Letter] = [(None, Frame(Word.GO, 0, version, rank)) for version in started]
-        if frame.word is Word.BACK:
-            letters.append((rank, Frame(Word.STARTED, 0, referee.started)))
-        if referee.all_finished and not self._flushed:
-            self._flushed = True
-            letters.append((None, Frame(Word.FLUSH, 0, referee.started, 0)))
-        return [*letters, *self._stop_asking()]
-
-    # Who is held up elsewhere.
+    def _to_all(self, frame: Frame) -> list[Letter]:
+        return [(None, frame)]
 
     @property
     def pause_s(self) -> float | None:  # type: ignore[override]
@@ -54,7 +37,14 @@ class Coordinator(Quiet):
         if not self._referee.waits or self._asked is not None:
             return ()
         self._asked = self._referee.started
-        return [(None, Frame(Word.WHERE, 0, 1))]
+        return self._to_all(Frame(Word.WHERE, 0, 1))
+
+    def _hear_where(self, rank: int, where: Elsewhere) -> list[int]:
+        """The rounds that start, now that this is known."""
+        if self._asked is None:
+            return []
+        self._said[rank] = where
+        return self._judge()
 
     def _is_here(self, rank: int) -> list[int]:
         """It speaks of a step: so it is inside nothing else."""
@@ -74,7 +64,29 @@ class Coordinator(Quiet):
             return []
         self._asked = None
         self._said.clear()
-        return [(None, Frame(Word.WHERE, 0, 0))]
+        return self._to_all(Frame(Word.WHERE, 0, 0))
+
+
+class Coordinator(Asking):
+    """One channel's referee, at the hub."""
+
+    def __init__(self, referee: Referee) -> None:
+        super().__init__(referee)
+        self._flushed = False
+
+    def hear(self, frame: Frame) -> Iterable[Letter]:
+        referee, rank = self._referee, frame.rank
+        if frame.word is Word.ELSEWHERE:
+            started = self._hear_where(rank, unpack(frame.text))
+        else:
+            started = self._is_here(rank) + referee.hear(rank, notice_of(frame))
+        letters: list[Letter] = [(None, Frame(Word.GO, 0, version, rank)) for version in started]
+        if frame.word is Word.BACK:
+            letters.append((rank, Frame(Word.STARTED, 0, referee.started)))
+        if referee.all_finished and not self._flushed:
+            self._flushed = True
+            letters.append((None, Frame(Word.FLUSH, 0, referee.started, 0)))
+        return [*letters, *self._stop_asking()]
 
 
 def frame_of(rank: int, notice: Notice) -> Frame:

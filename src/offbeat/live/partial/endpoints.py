@@ -12,16 +12,21 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from offbeat.live.carriers.exchanges import Transport
+from offbeat.live.carriers.shelves import Shelves
 from offbeat.live.partial.bell import Bell, Rings
 from offbeat.live.partial.blocks import BlockSums
 from offbeat.live.partial.clerk import Clerk
 from offbeat.live.partial.coordinator import Coordinator
+from offbeat.live.partial.desk import Desk
 from offbeat.live.partial.leaders import Follower, Inside, Leader
+from offbeat.live.partial.meetings import Meeting, Meetings, Visitor
 from offbeat.live.partial.pairs import SharedWeights, Visit, Visits
+from offbeat.live.partial.stacks import Slots
+from offbeat.live.partial.taker import Taker
 from offbeat.live.transport import elsewhere
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
-from offbeat.live.transport.exchanges import Transport
 from offbeat.live.transport.group import Group
 from offbeat.live.transport.hub import Handler, Hub, connect, own_address
 from offbeat.live.transport.waiter import Waiter
@@ -42,7 +47,7 @@ from offbeat.method.effects import (
 )
 from offbeat.method.replica import Replica
 from offbeat.rounds.referee import Referee
-from offbeat.rounds.seat import Event
+from offbeat.rounds.seat import Event, Seat
 from offbeat.runs.trace import Trace
 from offbeat.tensors.vector import Vec
 from offbeat.topology.hierarchy import Nodes
@@ -50,6 +55,7 @@ from offbeat.topology.hierarchy import Nodes
 # Threads that answer for a worker need the interpreter a few times a round, from a worker that may be deep in Python
 # code: every time they would wait for the default of 5 ms.
 SWITCH_S = 0.0005
+SMALL = 1 << 16  # numbers: so few that each worker adds them up itself, instead of waiting for another's part
 
 
 class AskForAverages(Protocol):
@@ -84,8 +90,8 @@ class Endpoints:
         self._log = log
         self._board, self._transport, self._patience_s = board, transport, patience_s
         self._channel: Channel | None = None
-        self._clerk: Clerk | Leader | Follower | None = None
-        self._pairs: SharedWeights | None = None
+        self._clerk: Clerk | Taker | Leader | Follower | None = None
+        self._pairs: SharedWeights | Visitor | None = None
         self._bell: Bell | None = None
         self._hub: Hub | None = None
         self._connection: socket.socket | None = None  # its owner closes it; without one, as where groups fail, we do
@@ -110,17 +116,17 @@ class Endpoints:
         return 1 if self._channel is None else self._channel.per_node
 
     @property
-    def _ends(self) -> tuple[Clerk | Leader | Follower | None, SharedWeights | None, Bell | None]:
+    def _ends(self) -> tuple[Clerk | Taker | Leader | Follower | None, SharedWeights | Visitor | None, Bell | None]:
         return self._clerk, self._pairs, self._bell
 
     @property
-    def pairs(self) -> SharedWeights:
+    def pairs(self) -> SharedWeights | Visitor:
         if self._pairs is None:
             raise OffbeatError("the strategy meets a peer before it has shared its weights; await Share(me.x) first")
         return self._pairs
 
     @property
-    def clerk(self) -> Clerk | Leader | Follower:
+    def clerk(self) -> Clerk | Taker | Leader | Follower:
         if self._clerk is None:
             raise OffbeatError("the strategy uses a channel that it has not opened; await Open(channel, …) first")
         return self._clerk
@@ -148,11 +154,11 @@ class Endpoints:
                 return None
             case Begin(Meet(peer)):
                 return self.pairs.meet(peer)
-            case Finish(Visit() as visit):
-                self.pairs.finish(visit)
+            case Finish(Visit() | Meeting() as visit):
+                self.pairs.finish(visit)  # type: ignore[arg-type]
                 return None
             case Meet(peer):
-                self.pairs.finish(self.pairs.meet(peer))
+                self.pairs.finish(self.pairs.meet(peer))  # type: ignore[arg-type]
                 return None
             case Add(delta):
                 return self.pairs.add(delta)
@@ -175,6 +181,15 @@ class Endpoints:
             self._channel, self._clerk = channel, Follower(inside, self._board, first_round, self._patience_s)
             return
         referee = Referee(channel.rules, nodes.count, me.seed, first_round)
+        leaders = tuple(nodes.leader(n) for n in range(nodes.count))
+        shelves = None
+        if channel.codec is None:
+            shelves = self._transport.shelves(f"rounds/{channel.name}", leaders, me.x, parameters)
+        if shelves is not None:
+            self._channel = channel
+            taker = self._take_seat(channel, x, me, nodes, referee, shelves)
+            self._clerk = Leader(taker, inside) if inside is not None else taker
+            return
         connection = self._meet_at_hub(Coordinator(referee), nodes)
         self._channel = channel
         self._sums = BlockSums(channel, nodes, self._board, Waiter(self._board, self._patience_s), first_round)
@@ -196,6 +211,38 @@ class Endpoints:
         )
         self._clerk = Leader(clerk, inside) if inside is not None else clerk
 
+    def _take_seat(
+        self, channel: Channel, x: Vec | None, me: Replica, nodes: Nodes, referee: Referee, shelves: Shelves
+    ) -> Taker:
+        """Where vectors lie in memory that all can read, the seats are kept at the hub."""
+        first_round = self._first_round
+
+        def seat(rank: int, first_step: int, log: list[Event] | None) -> Seat:
+            return Seat(
+                channel.rules, channel.whom, nodes, rank, None, first_round=first_round, first_step=first_step, log=log
+            )
+
+        desk = Desk(seat, nodes, referee, self._slots(nodes.count, me.x, shelves))
+        line = self._meet_at_hub(desk, nodes, lines=2)
+        questions = self._connect(nodes.count + nodes.of(self._board.rank))
+        return Taker(
+            channel,
+            x,
+            shelves,
+            (line, questions),
+            nodes,
+            self._board,
+            self.trace,
+            me.x.nbytes,
+            me.t,
+            first_round,
+            self._patience_s,
+            self._log,
+        )
+
+    def _slots(self, size: int, x: Vec, shelves: Shelves) -> Slots:
+        return Slots(size, shelves.slots, small=x.numel <= SMALL, shares=True)
+
     def resume(self, rounds: int) -> None:
         """The run goes on after so many rounds."""
         self._first_round = rounds
@@ -213,7 +260,13 @@ class Endpoints:
 
     def share(self, effect: Share, me: Replica) -> None:
         """The same for weights that others may average with; the hub only passes visits on."""
-        connection = self._meet_at_hub(Visits(me.size), Nodes(me.size))
+        everyone = Nodes(me.size)
+        shelves = self._transport.shelves("pairs", tuple(range(me.size)), effect.x, 0)
+        if shelves is not None:
+            line = self._meet_at_hub(Meetings(me.size, self._slots(me.size, effect.x, shelves)), everyone)
+            self._pairs = Visitor(effect.x, shelves, line, self._board, self.trace, self._patience_s, self._log)
+            return
+        connection = self._meet_at_hub(Visits(me.size), everyone)
         self._pairs = SharedWeights(
             effect.x, effect.peers, connection, self._board, self.trace, self._patience_s, self._log
         )
@@ -222,23 +275,27 @@ class Endpoints:
         if self.is_open:
             raise OffbeatError("a strategy opens one channel, or shares its weights once")
 
-    def _meet_at_hub(self, handler: Handler, nodes: Nodes) -> socket.socket:
-        self._refuse_if_open()
+    def _meet_at_hub(self, handler: Handler, nodes: Nodes, lines: int = 1) -> socket.socket:
+        """This worker's line to the hub, which rank 0 has opened for so many from each."""
+        if lines == 1:
+            self._refuse_if_open()
         if self._board.rank == 0:
             token = secrets.token_bytes(16)
-            self._hub = Hub(handler, nodes.count, address := own_address(), token)
+            self._hub = Hub(handler, lines * nodes.count, address := own_address(), token)
             self._board.publish("hub", json.dumps([address, self._hub.port, token.hex()]))
         known, what = lambda: self._board.published("hub") is not None, "rank 0 to take its first step"
         self._transport.waiter.until(known, what)
-        address, port, token_hex = json.loads(self._board.published("hub") or "")
-        try:
-            connection = connect(address, port, bytes.fromhex(token_hex), nodes.of(self._board.rank))
-        except OSError as error:
-            raise self._board.lost("the way to rank 0") from error
-        self._connection = connection
+        self._connection = self._connect(nodes.of(self._board.rank))
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(min(SWITCH_S, self._switch_s))
-        return connection
+        return self._connection
+
+    def _connect(self, as_whom: int) -> socket.socket:
+        address, port, token_hex = json.loads(self._board.published("hub") or "")
+        try:
+            return connect(address, port, bytes.fromhex(token_hex), as_whom)
+        except OSError as error:
+            raise self._board.lost("the way to rank 0") from error
 
     def rest(self, x: Vec | None) -> Got | None:
         return self.clerk.rest(x, self.others.asked, self.others.take_part)

@@ -14,10 +14,11 @@ from enum import IntEnum
 
 import torch
 
+from offbeat.live.carriers.exchanges import Transport
+from offbeat.live.carriers.staging import Staging
 from offbeat.live.partial.clerk import Apply, Clerk
+from offbeat.live.partial.taker import Taker
 from offbeat.live.transport.board import Board
-from offbeat.live.transport.exchanges import Transport
-from offbeat.live.transport.staging import Staging
 from offbeat.live.transport.waiter import Waiter
 from offbeat.method.effects import Channel, Got
 from offbeat.tensors.vector import Vec, wide
@@ -88,7 +89,7 @@ class Inside:
 class Leader:
     """The first rank of a node: a clerk's worker, who tells the others."""
 
-    def __init__(self, clerk: Clerk, inside: Inside) -> None:
+    def __init__(self, clerk: Clerk | Taker, inside: Inside) -> None:
         self._clerk, self._inside = clerk, inside
 
     def offer(self, x: Vec, step: int) -> list[Got]:

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable
 
 import torch.distributed as dist
 
+from offbeat.live.carriers.staging import Staging
 from offbeat.live.partial.link import LOOK_S, Link
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.group import Group
 from offbeat.live.transport.hub import Frame, Letter, Quiet, Word
-from offbeat.live.transport.staging import Staging
 from offbeat.live.transport.waiter import Waiter
 from offbeat.method.effects import Ticket
 from offbeat.rounds.seat import Event

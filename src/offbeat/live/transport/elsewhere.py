@@ -182,6 +182,13 @@ def wanting(name: str, results: int) -> Iterator[None]:
         _here.changed()
 
 
+def wants(name: str, results: int) -> None:
+    """Who keeps the channel ``name`` knows better how many results this process waits for, if it still does."""
+    if 0 < _here.wanted.get(name, 0) < results:
+        _here.wanted[name] = results
+        _here.changed()
+
+
 # What is wrapped.
 
 

@@ -21,11 +21,11 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
-HEAD = struct.Struct("<BHqqqI")
+HEAD = struct.Struct("<BHqqqII")
 HELLO = struct.Struct("<16sH")
 CONNECT_S = 60.0
 MOST_STRANGERS = 128  # that have not said who they are; the oldest must go
-LONGEST_TEXT = 1 << 20
+LONGEST = 1 << 24
 # A host that vanishes says nothing. Its silence is noticed after 10 + 3 · 5 s; a process that is merely stopped is not
 # silent in this sense, since its kernel answers.
 ALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
@@ -58,6 +58,18 @@ class Word(IntEnum):
     BYE = 19
     WHAT = 20  # number of the question
     DOING = 21  # number of the question, who asked; what I am doing
+    # The desk. Where a number is "whether all was seen", what the worker was given before is meant.
+    OPEN = 22  # slot of the first deposit (−1: none), first step, whether events are logged
+    OFFER = 23  # slot, step, whether all was seen
+    NEXT = 24  # the next result for one without a step to take; nothing, nothing, whether all was seen
+    NOTHING = 25  # waits no longer for the next result
+    CATCH_UP = 26  # how many results, nothing, whether all was seen
+    OWED = 27
+    MERGE = 28  # slot; the slots whose sum it holds
+    ADD = 29  # slot of the step, nothing, whether all was seen
+    SHIFT = 30  # slot of the difference
+    ANSWER = 31
+    WANTED = 32  # nothing, how many results this worker waits for
 
 
 class Frame(NamedTuple):
@@ -67,10 +79,11 @@ class Frame(NamedTuple):
     b: int = 0
     c: int = -1
     text: str = ""
+    data: bytes = b""
 
     def pack(self) -> bytes:
         text = self.text.encode()
-        return HEAD.pack(self.word, self.rank, self.a, self.b, self.c, len(text)) + text
+        return HEAD.pack(self.word, self.rank, self.a, self.b, self.c, len(text), len(self.data)) + text + self.data
 
 
 Letter = tuple[int | None, Frame]  # to whom (None: to all), what
@@ -115,17 +128,17 @@ def read_frame(connection: socket.socket) -> Frame | None:
         data = connection.recv(HEAD.size, socket.MSG_WAITALL)
         if len(data) < HEAD.size:
             return None
-        word, rank, a, b, c, length = HEAD.unpack(data)
-        text = b""
+        word, rank, a, b, c, text_length, data_length = HEAD.unpack(data)
+        length, more = text_length + data_length, b""
         if length:
-            if length > LONGEST_TEXT:
+            if length > LONGEST:
                 return None
-            text = connection.recv(length, socket.MSG_WAITALL)
-            if len(text) < length:
+            more = connection.recv(length, socket.MSG_WAITALL)
+            if len(more) < length:
                 return None
     except OSError:
         return None
-    return Frame(Word(word), rank, a, b, c, text.decode())
+    return Frame(Word(word), rank, a, b, c, more[:text_length].decode(), more[text_length:])
 
 
 class Hub:

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
+from typing import Protocol
 
-from torch.distributed import Work
+from torch.distributed import Work as Gloos
 
 from offbeat.live.transport import elsewhere
 from offbeat.live.transport.board import Board
@@ -20,6 +21,17 @@ from offbeat.live.transport.errors import PeerFailed
 FIRST_SLICE = timedelta(milliseconds=20)
 SLICE = timedelta(milliseconds=100)
 LAST_SLICE = timedelta(milliseconds=300)
+
+
+class OurWork(Protocol):
+    """Something under way, of our own making."""
+
+    def within(self, seconds: float) -> bool:
+        """Whether it is over; waits no longer than that."""
+        ...
+
+
+Work = OurWork | Gloos
 
 
 class Waiter:
@@ -81,9 +93,12 @@ class Waiter:
     def _let_end(self, work: Work) -> None:
         """Give an operation that is given up a moment to end by itself: while it is pending, Gloo keeps its memory."""
         with suppress(RuntimeError):
-            elsewhere.plain_wait(work, LAST_SLICE)
+            if isinstance(work, Gloos):
+                elsewhere.plain_wait(work, LAST_SLICE)
 
     def _done(self, work: Work, slice_: timedelta, what: str) -> bool:
+        if not isinstance(work, Gloos):
+            return work.within(slice_.total_seconds())
         try:
             elsewhere.plain_wait(work, slice_)
         except RuntimeError as error:

@@ -239,7 +239,9 @@ class ReplayedChannel:
         chair = self.chairs[rank]
         assert chair.stood is not None
         shared = chair.channel.rules.absent == "shared"  # to these everybody adds differences
-        chair.renews = chair.me.x - chair.stood if shared else chair.channel.holds()
+        held = chair.channel.holds()
+        # A copy: its list may first have a round in which it answers with what it had before, and the worker goes on.
+        chair.renews = chair.me.x - chair.stood if shared else None if held is None else held.clone()
         chair.stood = None
         self._go_on()
 

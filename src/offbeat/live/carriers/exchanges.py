@@ -6,22 +6,27 @@ own threads); a mix that was begun is simply not waited for yet.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from offbeat.live.transport import gpus
+from offbeat.live.carriers import gpus, hosts
+from offbeat.live.carriers.commons import Commons
+from offbeat.live.carriers.shelves import Shelves
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.group import LONG, Group
-from offbeat.live.transport.waiter import Waiter
+from offbeat.live.transport.waiter import Waiter, Work
 from offbeat.method.effects import Mix, Ticket
 from offbeat.tensors.codec import Codec, sent_to
 from offbeat.tensors.sums import mean, weighted
 from offbeat.tensors.vector import Vec, wide
 from offbeat.tensors.wire import all_gather_bytes, all_reduce_bytes, decode, encode, message_bytes
+
+T = TypeVar("T", Shelves, Commons)
 
 
 class Sent(Ticket[Vec]):
@@ -29,7 +34,7 @@ class Sent(Ticket[Vec]):
 
     __slots__ = ("_result", "works")
 
-    def __init__(self, works: Sequence[dist.Work], result: Callable[[], Vec]) -> None:
+    def __init__(self, works: Sequence[Work], result: Callable[[], Vec]) -> None:
         self.works, self._result = works, result
 
     def result(self) -> Vec:
@@ -46,10 +51,52 @@ class Transport:
         self._board = board
         self._everyone = tuple(range(board.size))
         self._groups: dict[tuple[int, ...], Group] = {}
+        self._commons: dict[tuple[int, ...], Commons | None] = {}
         gpus.post(board, gpus.here(devices))  # before the others are met: then all have posted theirs
         self._side = Group("side", self._everyone, board, waiter) if board.size > 1 else None
-        nccl = gpus.nccl_fits(gpus.posted(board))
+        everyones = gpus.posted(board)
+        self._homes = [own.home for own in everyones]
+        nccl = gpus.nccl_fits(everyones)
         self._nccl: Any = dist.new_group(backend="nccl", timeout=LONG) if nccl else None
+
+    # Memory that a host's ranks share.
+
+    def shelves(self, name: str, ranks: tuple[int, ...], like: Vec, parameters: int) -> Shelves | None:
+        """For these ranks, who all ask for them now; None where that is not to be had, or not wanted."""
+        if any(p.is_cuda for p in like.parts):
+            return None
+        return self._shared(name, ranks, lambda: Shelves(name, ranks, like, parameters, self._board, self.waiter))
+
+    def commons(self, ranks: tuple[int, ...]) -> Commons | None:
+        """Of these ranks, who all ask for it when one of them does; None where that is not to be had, or not wanted."""
+        if ranks not in self._commons:
+            name = "commons/" + "-".join(map(str, ranks))
+            self._commons[ranks] = self._shared(name, ranks, lambda: Commons(name, ranks, self._board, self.waiter))
+        return self._commons[ranks]
+
+    def _shared(self, name: str, ranks: tuple[int, ...], make: Callable[[], T]) -> T | None:
+        if len(ranks) < 2 or hosts.wanted() == "gloo" or len({self._homes[r] for r in ranks}) > 1:
+            return None
+        board, found, why = self._board, None, ""
+        try:
+            found = make()
+        except OSError as error:
+            why = str(error)
+        board.publish(f"shelves/{name}/{board.rank}", why or "here")
+        facts = [f"shelves/{name}/{rank}" for rank in ranks]
+        self.waiter.until(
+            lambda: all(board.published(fact) for fact in facts), "the ranks of this host to share memory"
+        )
+        failed = {r: said for r, fact in zip(ranks, facts, strict=True) if (said := board.published(fact)) != "here"}
+        if not failed:
+            return found
+        if found is not None:
+            found.close()
+        if board.rank == ranks[0]:
+            rank, said = next(iter(failed.items()))
+            words = f"memory cannot be shared on this host (rank {rank}: {said})"
+            warnings.warn(f"{words}: vectors travel through Gloo, which is slower", stacklevel=2)
+        return None
 
     # A mix, in three shapes.
 
@@ -65,12 +112,21 @@ class Transport:
         if len(ranks) == 1:
             alone = x.clone()
             return Sent((), lambda: alone)
-        parts = [p.to(wide(p.dtype), copy=True) for p in x.parts]
-        works = [self.all_reduce(p, ranks) for p in parts]
-        return Sent([w for w in works if w is not None], lambda: Vec([p.div_(len(ranks)) for p in parts]))
+        commons = None if any(p.is_cuda for p in x.parts) else self.commons(ranks)
+        if commons is not None:
+            parts = [torch.empty_like(p, dtype=wide(p.dtype)) for p in x.parts]
+            works: list[Any] = [commons.lay(x.parts).sums(parts)]
+            self.wire_bytes += all_reduce_bytes(len(ranks), sum(p.nbytes for p in parts)) // len(ranks)
+        else:
+            parts = [p.to(wide(p.dtype), copy=True) for p in x.parts]
+            works = [work for p in parts if (work := self.all_reduce(p, ranks)) is not None]
+        return Sent(works, lambda: Vec([p.div_(len(ranks)) for p in parts]))
 
     def _point_to_point(self, effect: Mix) -> Sent:
         W, x = effect.W, effect.x
+        commons = None if any(p.is_cuda for p in x.parts) else self.commons(self._everyone)
+        if commons is not None:
+            return self._read_neighbours(effect, commons)
         mine = [_host(p.to(wide(p.dtype), copy=True)) for p in x.parts]
         theirs = {j: [torch.empty_like(p) for p in mine] for j in W.senders(self.rank)}
         works = self._swap(W.receivers(self.rank), theirs, mine)
@@ -81,6 +137,18 @@ class Transport:
             return Vec([m.to(p.device) for m, p in zip(mixed.parts, x.parts, strict=True)])
 
         return Sent(works, result)
+
+    def _read_neighbours(self, effect: Mix, commons: Commons) -> Sent:
+        W, x = effect.W, effect.x
+        receivers = W.receivers(self.rank)
+        self.wire_bytes += len(receivers) * sum(p.numel() * wide(p.dtype).itemsize for p in x.parts)
+        laid = commons.lay(x.parts, readers=receivers)
+        mixed: list[Vec] = []
+
+        def read() -> None:
+            mixed.append(weighted((w, Vec(laid.views(j))) for j, w in W.row(self.rank).items()))
+
+        return Sent([laid.needs(W.senders(self.rank), read)], lambda: mixed[0])
 
     def _coded(self, effect: Mix, codec: Codec, ranks: tuple[int, ...] | None, key: tuple[int, ...]) -> Sent:
         W, x = effect.W, effect.x
@@ -147,11 +215,14 @@ class Transport:
 
     # Collectives.
 
-    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> dist.Work | None:
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> Work | None:
         """Start an in-place sum among ``ranks``. Gloo takes CUDA tensors too, and copies them to the host and back."""
         if len(ranks) < 2:
             return None
         self.wire_bytes += all_reduce_bytes(len(ranks), tensor.nbytes) // len(ranks)
+        commons = None if tensor.is_cuda else self.commons(ranks)
+        if commons is not None:
+            return commons.lay([tensor]).sums([tensor])
         if tensor.is_cuda and self._nccl is not None and ranks == self._everyone:
             work: dist.Work = dist.all_reduce(tensor, group=self._nccl, async_op=True)
             return work
@@ -181,16 +252,24 @@ class Transport:
 
     def park(self) -> None:
         """Leave the groups as they are; see ``Group.park``."""
+        self._let_go()
         for group in self._all_groups():
             group.park()
 
     def close(self) -> None:
         """Give the groups back. All ranks are through with them."""
+        self._let_go()
         for group in self._all_groups():
             group.close()
         if self._nccl is not None:
             dist.destroy_process_group(self._nccl)
         self._groups, self._side, self._nccl = {}, None, None
+
+    def _let_go(self) -> None:
+        for commons in self._commons.values():
+            if commons is not None:
+                commons.close()
+        self._commons = {}
 
     def _all_groups(self) -> list[Group]:
         return [*self._groups.values(), *([self._side] if self._side is not None else [])]

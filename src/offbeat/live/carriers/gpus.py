@@ -13,22 +13,24 @@ from dataclasses import asdict, dataclass
 import torch
 import torch.distributed as dist
 
+from offbeat.live.carriers import hosts
 from offbeat.live.transport.board import Board
 
 
 @dataclass(frozen=True)
 class Equipment:
-    """Of one rank: the backend of the default group for CUDA tensors, and the GPUs its model lies on."""
+    """Of one rank: the default group's backend for CUDA tensors, the GPUs its model lies on, and its host."""
 
     backend: str | None
     gpus: tuple[str, ...]
+    home: str = ""
 
 
 def here(devices: Iterable[torch.device]) -> Equipment:
     """This rank's, for a model on ``devices``. A GPU is named by what it is called on all machines, not by a number."""
     backends = dict(pair.split(":") for pair in dist.get_backend_config().split(","))
     found = {str(torch.cuda.get_device_properties(d).uuid) for d in devices if d.type == "cuda"}
-    return Equipment(backends.get("cuda"), tuple(sorted(found)))
+    return Equipment(backends.get("cuda"), tuple(sorted(found)), hosts.home())
 
 
 def nccl_fits(everyones: Sequence[Equipment]) -> bool:
@@ -47,4 +49,4 @@ def posted(board: Board) -> list[Equipment]:
     texts = [board.published(f"equipment/{rank}") for rank in range(board.size)]
     read = [json.loads(text) for text in texts if text is not None]
     assert len(read) == board.size, "somebody has not posted its equipment"
-    return [Equipment(own["backend"], tuple(own["gpus"])) for own in read]
+    return [Equipment(own["backend"], tuple(own["gpus"]), own["home"]) for own in read]

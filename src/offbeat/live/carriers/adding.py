@@ -1,0 +1,61 @@
+"""Sums of vectors where they lie, in the order of the members, a cache's worth at a time.
+
+A chunk of the result stays in the cache while all terms are added to it, so every number is read once and written once.
+Each number is made by the same operations in the same order wherever a stretch begins or ends: whoever computes it gets
+the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+CHUNK = 1 << 16  # numbers: out and one term stay well inside a core's second cache
+Term = Sequence[tuple[Tensor, float]]  # one member's: tensors with what each counts
+
+
+def add_up(out: Tensor, terms: Sequence[Term], divisor: float, lo: int = 0, hi: int | None = None) -> None:
+    """Let ``out[lo:hi]`` be the sum of all members' terms, divided once."""
+    hi = out.numel() if hi is None else hi
+    if not terms:
+        out[lo:hi].zero_()
+        return
+    chunk = hi - lo if out.is_cuda else CHUNK * max(1, torch.get_num_threads())
+    several = any(len(term) > 1 for term in terms[1:])
+    scratch = torch.empty(min(chunk, hi - lo), dtype=out.dtype, device=out.device) if several else None
+    for a in range(lo, hi, max(chunk, 1)):
+        b = min(a + chunk, hi)
+        here = out[a:b]
+        plain = len(terms) > 1 and all(len(t) == 1 and t[0][1] == 1.0 for t in terms[:2])
+        if plain:
+            torch.add(terms[0][0][0][a:b], terms[1][0][0][a:b], out=here)
+        else:
+            _put(here, terms[0], a, b)
+        for term in terms[2 if plain else 1 :]:
+            if len(term) == 1:
+                tensor, factor = term[0]
+                here.add_(tensor[a:b], alpha=factor)
+            else:
+                assert scratch is not None
+                here.add_(_put(scratch[: b - a], term, a, b))
+        if divisor != 1:
+            here.div_(divisor)
+
+
+def _put(here: Tensor, term: Term, a: int, b: int) -> Tensor:
+    (first, factor), *rest = term
+    if factor == 1.0:
+        here.copy_(first[a:b])
+    else:
+        torch.mul(first[a:b], factor, out=here)
+    for tensor, f in rest:
+        here.add_(tensor[a:b], alpha=f)
+    return here
+
+
+def stretch(numel: int, part: int, parts: int) -> tuple[int, int]:
+    """The numbers that one of so many adders makes: whole cache lines, as equal as they get."""
+    lines = -(-numel // 16)
+    return min(16 * (lines * part // parts), numel), min(16 * (lines * (part + 1) // parts), numel)

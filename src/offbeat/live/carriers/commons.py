@@ -1,0 +1,239 @@
+"""Exchanges in step through memory that a host's ranks share: everybody lays its vectors down, and reads the others'.
+
+Each rank has a file in memory, cut into *regions*. The n-th exchange of one member meets the n-th of every other, and
+all members go through the same exchanges in the same order; so each of them finds by itself, without a word, in which
+region an exchange lies: at the same place in everybody's file. A region is used again for a later exchange when this
+member is through with the one before in it, which is the same moment of the program everywhere.
+
+Three counters for each region, written by one member and read by the others: *laid* (my vectors of exchange n lie
+there), *added* (my stretch of the sum does, in their place), *through* (I read nothing of exchange n any more). What
+they prevent:
+
+- a vector is read before it is whole: nobody reads what is not laid;
+- a stretch is overwritten by its sum while another still needs the vector: each stretch is read by its adder alone;
+- a region is written to while another member still reads in it: that member is not through.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from offbeat.live.carriers import doors
+from offbeat.live.carriers.adding import add_up, stretch
+from offbeat.live.transport.board import Board
+from offbeat.live.transport.errors import OffbeatError
+from offbeat.live.transport.waiter import Waiter
+from offbeat.tensors.vector import wide
+
+LINE = 64
+REGIONS = 1 << 12
+FILE_BYTES = 1 << 38  # of addresses; pages cost nothing until they are written
+SMALL = 1 << 16  # numbers: so few that everybody adds all of them, instead of waiting for others' stretches
+LAID, ADDED, THROUGH, SIZE = range(4)
+
+
+class Region(NamedTuple):
+    """Where an exchange lies, in every member's file."""
+
+    number: int
+    start: int
+    nbytes: int
+
+
+def nap(since_s: float) -> None:
+    """Let others work: shorter at first, longer the longer it has taken."""
+    elapsed = time.monotonic() - since_s
+    time.sleep(0 if elapsed < 0.0002 else min(0.001, elapsed / 20))
+
+
+class Laid:
+    """An exchange under way. ``read`` are the members whose vectors this one needs."""
+
+    def __init__(self, commons: Commons, region: Region, number: int, kinds: list[tuple[torch.dtype, int]]) -> None:
+        self._commons, self.region, self.number, self._kinds = commons, region, number, kinds
+        self._finish: Callable[[], None] | None = None
+        self._phase, self._needs = LAID, commons.others
+        self._add: Callable[[], None] | None = None
+
+    def views(self, member: int) -> list[Tensor]:
+        return self._commons.views(member, self.region.start, self._kinds)
+
+    def needs(self, members: Sequence[int], finish: Callable[[], None]) -> Laid:
+        """When these have laid theirs, ``finish`` reads them."""
+        self._needs, self._finish = tuple(members), finish
+        return self
+
+    def sums(self, out: Sequence[Tensor]) -> Laid:
+        """All members add up their vectors, into ``out``."""
+        size, me = len(self._commons.ranks), self._commons.me
+        views = [self.views(m) for m in range(size)]
+
+        def add_all() -> None:
+            for k, o in enumerate(out):
+                add_up(o, [[(v[k], 1.0)] for v in views], 1)
+
+        if sum(n for _, n in self._kinds) <= SMALL:
+            return self.needs(self._commons.others, add_all)
+
+        def add() -> None:
+            for k, mine in enumerate(views[me]):
+                lo, hi = stretch(mine.numel(), me, size)
+                add_up(mine, [[(v[k], 1.0)] for v in views], 1, lo, hi)
+
+        def collect() -> None:
+            for k, o in enumerate(out):
+                for member in range(size):
+                    lo, hi = stretch(o.numel(), member, size)
+                    o[lo:hi].copy_(views[member][k][lo:hi])
+
+        self._add = add
+        return self.needs(self._commons.others, collect)
+
+    def within(self, seconds: float) -> bool:
+        """Whether it is over; waits no longer than that."""
+        start = time.monotonic()
+        while self._finish is not None:
+            if self._commons.reached(self._phase, self.region, self.number, self._needs):
+                if self._phase == LAID and self._add is not None:
+                    self._add()
+                    self._commons.say(ADDED, self.region, self.number)
+                    self._phase = ADDED
+                    continue
+                finish, self._finish = self._finish, None
+                finish()
+                self._commons.through(self)
+                return True
+            if time.monotonic() - start > seconds:
+                return False
+            nap(start)
+        return True
+
+
+class Left(NamedTuple):
+    """All readers of an older exchange are through."""
+
+    commons: Commons
+    region: Region
+    number: int
+    readers: tuple[int, ...]
+
+    def within(self, seconds: float) -> bool:
+        start = time.monotonic()
+        while not self.commons.reached(THROUGH, self.region, self.number, self.readers):
+            if time.monotonic() - start > seconds:
+                return False
+            nap(start)
+        return True
+
+
+class Commons:
+    """What ``ranks`` share, as this process sees it. Made by all of them together."""
+
+    def __init__(self, name: str, ranks: tuple[int, ...], board: Board, waiter: Waiter) -> None:
+        self.ranks, self.me, self._waiter = ranks, ranks.index(board.rank), waiter
+        self.others = tuple(m for m in range(len(ranks)) if m != self.me)
+        self._regions: list[Region] = []
+        self._last: dict[int, tuple[int, tuple[int, ...]]] = {}  # region → its last exchange, and who reads there
+        self._free: list[int] = []
+        self._exchanges = 0
+        self._maps = self._exchange(name, board, waiter)
+        self._words: list[NDArray[np.int64]] = [
+            np.frombuffer(m, np.int64, 4 * REGIONS).reshape(4, REGIONS) for m in self._maps
+        ]
+        self._end = _round_up(4 * REGIONS * 8, mmap.PAGESIZE)
+        self._views: dict[tuple[int, int, tuple[tuple[torch.dtype, int], ...]], list[Tensor]] = {}
+
+    def _exchange(self, name: str, board: Board, waiter: Waiter) -> list[mmap.mmap]:
+        own = os.memfd_create("offbeat", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(own, FILE_BYTES)
+            held = doors.exchange(name, self.ranks, own, board, waiter)
+            try:
+                return [mmap.mmap(held[rank], FILE_BYTES) for rank in self.ranks]
+            finally:
+                for descriptor in held.values():
+                    os.close(descriptor)
+        finally:
+            os.close(own)
+
+    def lay(self, tensors: Sequence[Tensor], readers: Sequence[int] | None = None) -> Laid:
+        """Lay copies of these where the others can read them, wide enough to be summed: the next exchange.
+
+        ``readers``: who will read them (None: all).
+        """
+        kinds = [(wide(t.dtype), t.numel()) for t in tensors]
+        region = self._region(sum(_round_up(n * d.itemsize, LINE) for d, n in kinds))
+        number, self._exchanges = self._exchanges, self._exchanges + 1
+        laid = Laid(self, region, number, kinds)
+        if region.number in self._last:
+            left = Left(self, region, *self._last[region.number])
+            self._waiter.wait([left], "the others to read an older exchange")
+        self._last[region.number] = number, self.others if readers is None else tuple(readers)
+        for view, tensor in zip(laid.views(self.me), tensors, strict=True):
+            view.copy_(tensor)
+        self._words[self.me][SIZE, region.number] = region.start + region.nbytes
+        self.say(LAID, region, number)
+        return laid
+
+    def _region(self, nbytes: int) -> Region:
+        for place, k in enumerate(self._free):
+            if self._regions[k].nbytes >= nbytes:
+                del self._free[place]
+                return self._regions[k]
+        if len(self._regions) == REGIONS or self._end + nbytes > FILE_BYTES:
+            raise OffbeatError(f"{len(self._regions)} exchanges are under way at once; finish some before the next")
+        region = Region(len(self._regions), self._end, _round_up(max(nbytes, 1), mmap.PAGESIZE))
+        self._regions.append(region)
+        self._end += region.nbytes
+        return region
+
+    def views(self, member: int, start: int, kinds: Sequence[tuple[torch.dtype, int]]) -> list[Tensor]:
+        key = member, start, tuple(kinds)
+        if key not in self._views:
+            views, at = [], start
+            for dtype, n in kinds:
+                views.append(torch.frombuffer(self._maps[member], dtype=dtype, count=n, offset=at) if n else None)
+                at += _round_up(n * dtype.itemsize, LINE)
+            self._views[key] = [
+                torch.empty(0, dtype=d) if v is None else v for v, (d, _) in zip(views, kinds, strict=True)
+            ]
+        return self._views[key]
+
+    # Counters.
+
+    def say(self, what: int, region: Region, number: int) -> None:
+        self._words[self.me][what, region.number] = number + 1
+
+    def reached(self, what: int, region: Region, number: int, members: Sequence[int]) -> bool:
+        words, k = self._words, region.number
+        if not all(words[m][what, k] > number for m in members):
+            return False
+        if what == LAID and any(words[m][SIZE, k] != words[self.me][SIZE, k] for m in members):
+            raise OffbeatError("the ranks of this host are in different exchanges; every rank must make the same ones")
+        return True
+
+    def through(self, laid: Laid) -> None:
+        self.say(THROUGH, laid.region, laid.number)
+        self._free.append(laid.region.number)
+        self._free.sort()
+
+    def close(self) -> None:
+        self._words, self._views = [], {}
+        for m in self._maps:
+            with suppress(BufferError):
+                m.close()
+        self._maps = []
+
+
+def _round_up(number: int, to: int) -> int:
+    return -(-number // to) * to

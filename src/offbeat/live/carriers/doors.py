@@ -1,0 +1,124 @@
+"""Handing memory from process to process: descriptors over a Unix socket, so that no file has a name.
+
+A socket in the abstract namespace belongs to a network namespace and vanishes with its process: nothing is left behind,
+and containers that share neither do not meet by mistake. Only processes of the same user are let in.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable
+
+from offbeat.live.transport.board import Board
+from offbeat.live.transport.waiter import Waiter
+
+MEET_S = 20.0  # once all have said that they are there
+SLICE_S = 0.1
+_HEAD = struct.Struct("<16sI")
+_USER = struct.Struct("3i")
+_MOST = 200  # descriptors in one message; the kernel takes 253
+
+
+class NoMeeting(OSError):
+    """Why memory could not be handed over, in words."""
+
+
+def exchange(name: str, ranks: tuple[int, ...], mine: int, board: Board, waiter: Waiter) -> dict[int, int]:
+    """Everybody's descriptor for everybody's: rank → a descriptor of this process, one's own included."""
+    look = _patience(board)
+    if board.rank != ranks[0]:
+        waiter.until(lambda: board.published(f"door/{name}") is not None, f"rank {ranks[0]} to open its door")
+        return _visit(bytes.fromhex(board.published(f"door/{name}") or ""), ranks, mine, board.rank, look)
+    return _receive(name, ranks, mine, board, look)
+
+
+def _patience(board: Board) -> Callable[[], None]:
+    end_s = time.monotonic() + MEET_S
+
+    def look() -> None:
+        board.check("the meeting of a host's ranks")
+        if time.monotonic() > end_s:
+            raise NoMeeting(f"a rank did not come to the door within {MEET_S:.0f} s")
+
+    return look
+
+
+def _receive(name: str, ranks: tuple[int, ...], mine: int, board: Board, look: Callable[[], None]) -> dict[int, int]:
+    """The first rank opens a door, collects what all bring, and gives all of it to each."""
+    token = secrets.token_bytes(16)
+    held, guests = {board.rank: os.dup(mine)}, list[socket.socket]()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        door.bind(b"\0offbeat-" + token.hex().encode())
+        door.listen(len(ranks))
+        door.settimeout(SLICE_S)
+        board.publish(f"door/{name}", token.hex())
+        try:
+            while len(held) < len(ranks):
+                look()
+                try:
+                    guest, _ = door.accept()
+                except TimeoutError:
+                    continue
+                guests.append(guest)
+                rank, brought = _let_in(guest, token)
+                if rank in ranks and rank not in held and len(brought) == 1:
+                    held[rank] = brought[0]
+                else:
+                    _close(brought)
+            for guest in guests:
+                for some in _shares([held[r] for r in ranks]):
+                    socket.send_fds(guest, [b"+"], some)
+        except BaseException:
+            _close(held.values())
+            raise
+        finally:
+            for guest in guests:
+                guest.close()
+    return held
+
+
+def _let_in(guest: socket.socket, token: bytes) -> tuple[int, list[int]]:
+    guest.settimeout(MEET_S)
+    _, user, _ = _USER.unpack(guest.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _USER.size))
+    if user != os.getuid():
+        raise NoMeeting(f"a rank runs as user {user}, this one as user {os.getuid()}")
+    said, brought, _, _ = socket.recv_fds(guest, _HEAD.size, 1)
+    if len(said) < _HEAD.size:
+        return -1, list(brought)
+    told, rank = _HEAD.unpack(said)
+    return (rank if told == token else -1), list(brought)
+
+
+def _visit(token: bytes, ranks: tuple[int, ...], mine: int, rank: int, look: Callable[[], None]) -> dict[int, int]:
+    found: list[int] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guest:
+        guest.connect(b"\0offbeat-" + token.hex().encode())
+        socket.send_fds(guest, [_HEAD.pack(token, rank)], [mine])
+        guest.settimeout(SLICE_S)
+        try:
+            while len(found) < len(ranks):
+                look()
+                try:
+                    said, some, _, _ = socket.recv_fds(guest, 1, _MOST)
+                except TimeoutError:
+                    continue
+                found += some
+                if not said or not some:
+                    raise NoMeeting(f"rank {ranks[0]} closed its door, or this process may open no more descriptors")
+        except BaseException:
+            _close(found)
+            raise
+    return dict(zip(ranks, found, strict=True))
+
+
+def _shares(held: list[int]) -> list[list[int]]:
+    return [held[k : k + _MOST] for k in range(0, len(held), _MOST)]
+
+
+def _close(held: object) -> None:
+    for one in list(held):  # type: ignore[call-overload]
+        os.close(one)

@@ -1,0 +1,201 @@
+"""The desk: where all seats of a channel are kept, if their vectors lie in memory that every worker can read.
+
+The hub drives seats and referee as the simulator does, and like there one thread does it: what happens at the seats
+happens in one order, the order in which the desk hears of it. Values are stacks of places (see
+`offbeat.live.partial.stacks`).
+"""
+
+from __future__ import annotations
+
+import marshal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+from offbeat.live.partial.coordinator import Asking, unpack
+from offbeat.live.partial.stacks import Answer, Chair, Slots, Stack, Sum, places
+from offbeat.live.transport.hub import Frame, Letter, Word
+from offbeat.rounds.referee import Notice, Referee
+from offbeat.rounds.seat import Event, Got, Outcome, Seat
+from offbeat.rounds.tray import Deposit
+from offbeat.topology.hierarchy import Nodes
+
+
+class SeatTaken(Chair):
+    """A chair with a seat, and the worker that waits there."""
+
+    def __init__(self, rank: int, seat: Seat, log: list[Event] | None) -> None:
+        super().__init__(rank, log)
+        self.seat, self.wanted, self.told_lost = seat, 0, 0
+        self.wake: Callable[[], None] | None = None
+
+    @property
+    def tray(self) -> Stack | None:
+        return cast("Stack | None", self.seat.tray.value)
+
+
+class Desk(Asking):
+    """One channel."""
+
+    def __init__(
+        self,
+        make_seat: Callable[[int, int, list[Event] | None], Seat],
+        nodes: Nodes,
+        referee: Referee,
+        slots: Slots,
+    ) -> None:
+        super().__init__(referee)
+        self._make_seat, self._nodes, self._slots = make_seat, nodes, slots
+        self._early: list[Frame] = []
+        self._chairs: dict[int, SeatTaken] = {}
+        self._answers: list[Answer] = []
+        self._more: list[Letter] = []
+        self._flushing = False
+
+    def _to_all(self, frame: Frame) -> list[Letter]:
+        """On the line for questions; with the number of results that each one waits for."""
+        size = self._referee.size
+        return [(size + c.rank, frame._replace(b=c.wanted if c.wake else 0)) for c in self._chairs.values()]
+
+    def hear(self, frame: Frame) -> Iterable[Letter]:
+        if len(self._chairs) < self._referee.size:  # nothing begins before all have come
+            self._early.append(frame)
+            if frame.word is Word.OPEN:
+                self._open(frame)
+            if len(self._chairs) < self._referee.size:
+                return []
+            early, self._early = [f for f in self._early if f.word is not Word.OPEN], []
+            return [letter for f in early for letter in self.hear(f)]
+        rank = frame.rank
+        if frame.word is Word.ELSEWHERE:
+            self._begin(self._hear_where(rank, unpack(frame.text)), rank)
+        else:
+            self._begin(self._is_here(rank), rank)
+            self._do(rank, frame)
+        if self._referee.all_finished and not self._flushing:
+            self._flush()
+        answers, self._answers = self._answers, []
+        more, self._more = self._more, []
+        return [*self._slots.letters(answers, rank), *more, *self._stop_asking()]
+
+    def _open(self, frame: Frame) -> None:
+        rank, slot, step, logs = frame.rank, frame.a, frame.b, bool(frame.c)
+        log: list[Event] | None = [] if logs else None
+        chair = self._chairs[rank] = SeatTaken(rank, self._make_seat(rank, step, log), log)
+        if slot >= 0:
+            chair.seat.tray.deposit(chair.put(slot), Deposit(-1, chair.seat.results))
+
+    def _do(self, rank: int, frame: Frame) -> None:
+        chair = self._chairs[rank]
+        seat = chair.seat
+        if frame.word in (Word.OFFER, Word.NEXT, Word.CATCH_UP):
+            chair.comes_again(saw_all=bool(frame.c))
+        match frame.word:
+            case Word.OFFER:
+                self._offer(chair, frame.a, frame.b)
+            case Word.RENEWED:
+                self._tell(rank, seat.renew(chair.put(frame.a)))
+                self._answer(chair)
+            case Word.NEXT:
+                self._call_when(chair, lambda: self._next(chair), seat.place.taken + 1)
+            case Word.NOTHING:  # waits no longer; what has been answered is on its way
+                if chair.wake is not None:
+                    chair.wake = None
+                    self._answer(chair, "nothing")
+            case Word.FINISHED:
+                self._tell(rank, seat.finish())
+                self._answer(chair)
+            case Word.STANDS:
+                self._tell(rank, seat.stand())
+                self._answer(chair)
+            case Word.BACK:
+                self._tell(rank, seat.back())
+                self._answer(chair, "started", about=self._referee.started)
+            case Word.CATCH_UP:
+                taken = seat.catch_up(frame.a)
+                self._tell(rank, seat.began())
+                self._answer(chair, "taken", taken)
+            case Word.MERGE:
+                done = chair.merge(chair.tray, frame.a, set(marshal.loads(frame.data)))
+                self._answer(chair, "merged" if done else "refused")
+            case Word.OWED:
+                owed = cast("Stack | None", seat.tray.owed())
+                self._answer(chair, "owed", about=None if owed is None else places(owed))
+
+    # The worker.
+
+    def _offer(self, chair: SeatTaken, slot: int, step: int) -> None:
+        rank, seat = chair.rank, chair.seat
+
+        def deposit() -> None:
+            self._tell(rank, seat.offer(chair.put(slot), step))
+            self._call_when(chair, take, seat.needs)
+
+        def take() -> None:
+            taken = seat.take(step)
+            self._tell(rank, seat.began())
+            self._answer(chair, "taken", taken)
+
+        self._call_when(chair, deposit, seat.needs_first)
+
+    def _next(self, chair: SeatTaken) -> None:
+        got = chair.seat.next()
+        self._answer(chair, "over" if got is None else "taken", [] if got is None else [got])
+
+    def _call_when(self, chair: SeatTaken, go: Callable[[], None], results: int) -> None:
+        chair.wanted, chair.wake = results, go
+        self._call(chair)
+        if chair.wake is not None and self._asked is not None:  # as the others were told when they were asked
+            self._more.append((self._referee.size + chair.rank, Frame(Word.WANTED, 0, 0, results)))
+
+    def _call(self, chair: SeatTaken) -> None:
+        if chair.wake is not None and (chair.seat.results >= chair.wanted or chair.seat.flushed):
+            wake, chair.wake = chair.wake, None
+            wake()
+
+    def _tell(self, rank: int, notice: Notice | None) -> None:
+        if notice is not None:
+            self._begin(self._referee.hear(rank, notice), rank)
+
+    # Rounds.
+
+    def _begin(self, versions: Sequence[int], started_by: int) -> None:
+        for version in versions:
+            self._round(version, started_by, flush=False)
+
+    def _flush(self) -> None:
+        self._flushing = True
+        chairs = list(self._chairs.values())
+        if chairs[0].seat.flushes:
+            self._round(self._referee.started, -1, flush=True)
+        for chair in chairs:
+            chair.seat.flushed = True
+        for chair in chairs:
+            self._call(chair)
+
+    def _round(self, version: int, started_by: int, flush: bool) -> None:
+        blocks = {self._chairs[rank].seat.members(version, flush) for rank in self._chairs}
+        for ranks in sorted(blocks):
+            self._block(version, ranks, started_by, flush)
+        for chair in self._chairs.values():
+            self._call(chair)
+
+    def _block(self, version: int, ranks: tuple[int, ...], started_by: int, flush: bool) -> None:
+        seats = {r: self._chairs[r].seat for r in ranks}
+        given = {r: seat.snapshot(version, flush) for r, seat in seats.items()}
+        terms = [cast(Stack, one.value) for one in given.values() if one.value is not None]
+        total = Sum(version, terms, seats[ranks[0]].divisor(ranks))
+        shares = {r: one.share for r, one in given.items() if one.share is not None}
+        value: Any = Stack([(total, 1.0)])
+        outcome = Outcome.of(self._nodes, version, value, shares, len(ranks), flush)
+        now, told = time.monotonic(), {r: tuple(share) for r, share in shares.items()}
+        for r, one in given.items():
+            if seats[r].deliver(outcome, one):
+                self._chairs[r].news.append((version, started_by, told, len(ranks), now))
+
+    def _answer(self, chair: SeatTaken, how: str = "heard", taken: Sequence[Got] = (), about: object = None) -> None:
+        seat = chair.seat
+        given = [(g.value, (g.version, g.fresh, g.full, g.count, dict(g.contributors))) for g in taken]
+        lost = seat.lost
+        lost, chair.told_lost = lost[chair.told_lost :], len(lost)
+        self._answers.append(Answer(chair, how, (about, seat.results, lost), given, chair.tray))

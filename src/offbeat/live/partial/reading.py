@@ -1,0 +1,301 @@
+"""A worker's side of what a hub keeps as places in memory: it lays vectors down, asks, and adds up what it is told.
+
+Everything happens in the worker's own thread. What processes share is memory, under these rules, which need no lock:
+
+- A slot for deposits is written by its owner alone, before the hub is told of it, and not again before every adder of
+  the sum that took it has raised its flag.
+- A sum's slot is written by its adders, each its own stretch, and a stretch is read after its flag is up.
+- Whoever finds that an adder does not get on (it may have been stopped) makes the sum itself, in memory of its own,
+  from the same deposits. They were still whole if that adder's flag is still down afterwards: their owners wait for it.
+"""
+
+from __future__ import annotations
+
+import marshal
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from offbeat.live.carriers.adding import add_up, stretch
+from offbeat.live.carriers.commons import nap
+from offbeat.live.carriers.shelves import Shelves
+from offbeat.live.partial.stacks import DEPOSITS
+from offbeat.live.transport.board import Board
+from offbeat.live.transport.errors import OffbeatError
+from offbeat.live.transport.hub import Frame, Word, read_frame
+from offbeat.rounds.seat import Event
+from offbeat.tensors.vector import Used, Vec
+
+LOOK_S = 0.1  # how often a waiting worker looks at the board
+SOON_S = 0.02  # a wait that is over by then is no wait to tell of
+FEW = 4  # deposits that lie in a tray; more are added up
+GRACE_S = 0.02  # for another adder, beside what the sum may take
+SLOW_BYTES_S = 0.5e9
+
+Ref = tuple[int, int, float]  # (member, slot, factor), or (−1, which sum of the list, factor)
+
+
+class Recipe(NamedTuple):
+    """A sum as the hub tells of it."""
+
+    home: tuple[int, int]
+    version: int
+    complete: bool
+    private: bool  # each adder makes all of it for itself; the first of them where all can read it, too
+    summers: tuple[int, ...]
+    divisor: int
+    terms: list[list[Ref]]
+
+    @property
+    def parts(self) -> range:
+        """The stretches that make it up, where all can read it."""
+        return range(1 if self.private else len(self.summers))
+
+
+class Answer(NamedTuple):
+    """What the hub answers."""
+
+    how: str
+    about: Any
+    sums: list[Any]
+    results: list[tuple[list[Ref], Any]]
+    free_then: list[tuple[int, int]]  # (which sum, a slot of mine that is free when it is complete)
+    freed: list[int]
+    news: list[Any]
+    events: list[Event]
+
+
+class Reader:
+    """What every kind of worker's side does. ``rank`` is how the hub knows it; ``heard`` is given every answer."""
+
+    def __init__(
+        self,
+        shelves: Shelves,
+        line: socket.socket,
+        rank: int,
+        board: Board,
+        patience_s: float,
+        heard: Callable[[Answer], None],
+        log: list[Event] | None = None,
+    ) -> None:
+        self._heard = heard
+        self._shelves, self._line, self._rank = shelves, line, rank
+        self._board, self._patience_s, self._log = board, patience_s, log
+        self._poll = select.poll()
+        self._poll.register(line, select.POLLIN)
+        self._busy: set[int] = set()
+        self._until_seen: list[tuple[Recipe, int]] = []  # slots of mine that are free when this sum is complete
+        self.saw_all = True  # what I was given last was complete when I read it
+        self._spare: list[Vec] = []
+        self._lent: list[Vec] = []
+        self.asked_s = 0.0
+        self.hung_up = False
+
+    # Words.
+
+    def send(self, word: Word, a: int = 0, b: int = 0, c: int = -1, data: bytes = b"") -> None:
+        self.asked_s = time.monotonic()
+        try:
+            self._line.sendall(Frame(word, self._rank, a, b, c, data=data).pack())
+        except OSError as error:
+            raise self._board.lost("the news from rank 0") from error
+
+    def heard_within(self, seconds: float) -> bool:
+        """Whether an answer is there; waits no longer than that."""
+        return bool(self._poll.poll(seconds * 1e3))
+
+    def answer(self) -> Answer:
+        frame = read_frame(self._line)
+        if frame is None:
+            raise self._board.lost("the news from rank 0")
+        answer = Answer(*marshal.loads(frame.data))
+        self._busy.difference_update(answer.freed)
+        if self._log is not None:
+            self._log += answer.events
+        self._heard(answer)
+        return answer
+
+    def ask(self, word: Word, a: int = 0, b: int = 0, c: int = -1, data: bytes = b"") -> Answer:
+        """What the hub answers at once."""
+        self.send(word, a, b, c, data)
+        return self.wait("an answer of rank 0")
+
+    def wait(self, what: str, look: Callable[[], None] = lambda: None) -> Answer:
+        start = time.monotonic()
+        while not self.heard_within(LOOK_S):
+            self._board.check(what)
+            look()
+            if time.monotonic() - start > self._patience_s:
+                raise self._board.gave_up(self._patience_s, what)
+        return self.answer()
+
+    # Slots.
+
+    def put(self, x: Vec) -> int:
+        """Lay ``x`` into a slot that nobody reads."""
+        self._look_for_free()
+        if len(self._busy) >= FEW:
+            self._merge()
+        slot = self._claim()
+        x.put_into(self._shelves.vec(self._rank, slot))
+        self._shelves.note_used(self._rank, slot, x.used)
+        return slot
+
+    def _claim(self) -> int:
+        free = set(range(DEPOSITS)) - self._busy
+        if not free:
+            raise OffbeatError(
+                f"{DEPOSITS} deposits of rank {self._board.rank} are being read by workers that stand still"
+            )
+        self._busy.add(min(free))
+        return min(free)
+
+    def _look_for_free(self) -> None:
+        waiting = []
+        for recipe, slot in self._until_seen:
+            if self._is_there(recipe):
+                self._busy.discard(slot)
+            else:
+                waiting.append((recipe, slot))
+        self._until_seen = waiting
+
+    def _merge(self) -> None:
+        """Many deposits lie in the tray: their sum takes their place, unless one has been taken in the meantime."""
+        places: list[Ref] = self.ask(Word.OWED).about[0] or []
+        if len(places) < 2:
+            return
+        slot = self._claim()
+        self._add(self._shelves.vec(self._rank, slot), [places], 1)
+        self._shelves.note_used(self._rank, slot, self._used([places], []))
+        old = [number for _, number, _ in places]
+        if self.ask(Word.MERGE, slot, data=marshal.dumps(old)).how != "merged":
+            self._busy.discard(slot)
+
+    def added_up(self, places: Sequence[Ref]) -> Vec:
+        """A copy of what these of my slots hold together."""
+        out = self._like()
+        self._add(out, [places], 1)
+        out.used = self._used([places], [])
+        return out
+
+    @property
+    def untaken(self) -> list[Ref]:
+        """My slots that are in no sum I know of."""
+        taken = {slot for _, slot in self._until_seen}
+        return [(self._rank, slot, 1.0) for slot in sorted(self._busy - taken)]
+
+    # Sums.
+
+    def vectors(self, answer: Answer) -> list[Vec]:
+        """Add up what there is to add, and give the vectors that were answered, to be read until I come again."""
+        self.reclaim()
+        self.saw_all = True
+        sums, made = [Recipe(*one) for one in answer.sums], dict[int, Vec]()
+        for k, recipe in enumerate(sums):
+            if not recipe.complete and self._rank in recipe.summers:
+                self._make(k, sums, made)
+        out = [self._value(refs, sums, made) for refs, _ in answer.results]
+        self._until_seen += [(sums[k], slot) for k, slot in answer.free_then]
+        return out
+
+    def _make(self, k: int, sums: list[Recipe], made: dict[int, Vec]) -> None:
+        """My part of a sum."""
+        recipe = sums[k]
+        member, slot = recipe.home
+        owner = member == self._rank
+        out = self._shelves.vec(member, slot)
+        if recipe.private and not owner:
+            out = made[k] = self._memory()
+        terms = self._readable(recipe.terms, sums, made)
+        part = 0 if recipe.private else recipe.summers.index(self._rank)
+        for p, tensor in enumerate(out.parts):
+            lo, hi = stretch(tensor.numel(), part, len(recipe.parts))
+            add_up(tensor, [[(v.parts[p], f) for v, f in term] for term in terms], recipe.divisor, lo, hi)
+        if part == 0:
+            used = self._used(recipe.terms, sums)
+            if owner:
+                self._shelves.note_used(member, slot, used)
+            else:
+                out.used = used
+        if not recipe.private or owner:
+            self._shelves.raise_flag(member, slot, part, recipe.version)
+
+    def _readable(
+        self, terms: Sequence[Sequence[Ref]], sums: list[Recipe], made: dict[int, Vec]
+    ) -> list[list[tuple[Vec, float]]]:
+        return [
+            [(self._sum(k, sums, made) if m < 0 else self._shelves.vec(m, k), f) for m, k, f in term] for term in terms
+        ]
+
+    def _value(self, refs: Sequence[Ref], sums: list[Recipe], made: dict[int, Vec]) -> Vec:
+        if len(refs) == 1 and refs[0][0] < 0 and refs[0][2] == 1.0:
+            return self._sum(refs[0][1], sums, made)
+        out = self._memory()
+        self._fill(out, [refs], 1, sums, made)
+        return out
+
+    def _fill(
+        self, out: Vec, terms: Sequence[Sequence[Ref]], divisor: int, sums: list[Recipe], made: dict[int, Vec]
+    ) -> None:
+        read = self._readable(terms, sums, made)
+        for p, tensor in enumerate(out.parts):
+            add_up(tensor, [[(v.parts[p], f) for v, f in term] for term in read], divisor)
+        out.used = self._used(terms, sums)
+
+    def _sum(self, k: int, sums: list[Recipe], made: dict[int, Vec]) -> Vec:
+        """A sum that may be read: where all read it, or a copy of my own."""
+        if k not in made:
+            recipe = sums[k]
+            if not self._comes(recipe):
+                out = self._memory()
+                self._fill(out, recipe.terms, recipe.divisor, sums, made)
+                if not self._is_there(recipe):  # else what we have read may be newer than this sum
+                    self.saw_all, made[k] = False, out
+                    return out
+            shared = self._shelves.vec(*recipe.home)
+            made[k] = Vec(shared.parts, used=self._shelves.used([recipe.home]))
+        return made[k]
+
+    def _comes(self, recipe: Recipe) -> bool:
+        """Wait for the others' parts of a sum. False: somebody does not get on."""
+        start = time.monotonic()
+        nbytes = self._shelves.vec(*recipe.home).nbytes
+        deadline = start + GRACE_S + nbytes * len(recipe.terms) / SLOW_BYTES_S
+        while not self._is_there(recipe):
+            nap(start)
+            if time.monotonic() > deadline:
+                return False
+        return True
+
+    def _is_there(self, recipe: Recipe) -> bool:
+        return recipe.complete or self._shelves.raised(*recipe.home, recipe.parts, recipe.version)
+
+    def _used(self, terms: Sequence[Sequence[Ref]], sums: list[Recipe]) -> Used:
+        return self._shelves.used([sums[k].home if m < 0 else (m, k) for term in terms for m, k, _ in term])
+
+    def _add(self, out: Vec, terms: Sequence[Sequence[Ref]], divisor: int) -> None:
+        for p, tensor in enumerate(out.parts):
+            vecs = [[(self._shelves.vec(m, k).parts[p], f) for m, k, f in term] for term in terms]
+            add_up(tensor, vecs, divisor)
+
+    # Memory of my own.
+
+    def _like(self) -> Vec:
+        return self._shelves.vec(self._rank, 0).zeros_like()
+
+    def _memory(self) -> Vec:
+        """Some that may be read until I come again."""
+        self._lent.append(self._spare.pop() if self._spare else self._like())
+        return self._lent[-1]
+
+    def reclaim(self) -> None:
+        """What was given before has been read."""
+        self._spare, self._lent = [*self._spare, *self._lent][:2], []
+
+    def hang_up(self) -> None:
+        self.hung_up = True
+        self._line.close()
+        self._spare, self._lent, self._until_seen = [], [], []
+        self._shelves.close()

@@ -1,0 +1,237 @@
+"""Vectors as places in memory, for a hub that keeps what workers share: trays, results and weights, but no tensor.
+
+A vector is a *stack* of places to be added up. A worker that may go on is told what to add, and does it itself,
+together with the others who were told at the same moment. So a worker that computes, sleeps or has been stopped is not
+needed: what it has laid down lies where the others can read it.
+
+What may be overwritten when:
+
+- A slot that holds a deposit belongs to the sum that took it. Its owner may write to it again when it has seen that sum
+  complete, or when it is told here that nothing will read it any more.
+- A slot that holds a sum is free when nobody needs the sum: nobody has it to hand out, no worker that was given it can
+  still be reading or adding (it has come again since), no vector stands on it. These are exactly the references that
+  this process holds to the `Sum`; when the last one goes, so does the claim on the slot.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from offbeat.live.transport.hub import Frame, Letter, Word
+from offbeat.rounds.seat import Event
+
+DEPOSITS = 16  # the first slots of a shelf are its worker's, the others the hub's
+
+
+class Slot:
+    """A deposit, where its worker has put it. When nothing refers to it any more, its number goes to ``freed``."""
+
+    __slots__ = ("_freed", "member", "number", "told")
+
+    def __init__(self, member: int, number: int, freed: list[int]) -> None:
+        self.member, self.number, self._freed = member, number, freed
+        self.told = False  # the worker knows by itself when it may write here again
+
+    def __del__(self) -> None:
+        if not self.told:
+            self._freed.append(self.number)
+
+
+class Sum:
+    """What a round comes to: who adds what, and where."""
+
+    __slots__ = ("_free", "complete", "divisor", "home", "private", "summers", "terms", "version")
+
+    def __init__(self, version: int, terms: list[Stack], divisor: int) -> None:
+        self.version, self.divisor = version, divisor
+        self.terms: list[Stack] = terms
+        self.home: tuple[int, int] | None = None
+        self.summers: tuple[int, ...] = ()
+        self.private = self.complete = False
+        self._free: Callable[[tuple[int, int]], None] | None = None
+
+    def assign(
+        self, home: tuple[int, int], summers: tuple[int, ...], private: bool, free: Callable[[tuple[int, int]], None]
+    ) -> None:
+        self.home, self.summers, self.private, self._free = home, summers, private, free
+
+    def seen(self) -> None:
+        """It is there: what it was made of is no longer needed."""
+        self.complete, self.terms = True, []
+
+    def __del__(self) -> None:
+        if self._free is not None and self.home is not None:
+            self._free(self.home)
+
+
+class Stack:
+    """A vector as a list of places to be added up. It does what a tray asks of one."""
+
+    __slots__ = ("refs",)
+
+    def __init__(self, refs: Iterable[tuple[Slot | Sum, float]] = ()) -> None:
+        self.refs = tuple(refs)
+
+    def clone(self) -> Stack:
+        return Stack(self.refs)
+
+    def __mul__(self, factor: float) -> Stack:
+        return Stack((place, f * factor) for place, f in self.refs)
+
+    def __sub__(self, other: Stack) -> Stack:
+        return Stack(self.refs).add_(other, -1.0)
+
+    def put_into(self, target: Stack, scale: float = 1.0) -> Stack:
+        target.refs = (self * scale).refs
+        return target
+
+    def copy_(self, other: Stack) -> Stack:
+        self.refs = other.refs
+        return self
+
+    def add_(self, other: Stack, alpha: float = 1.0) -> Stack:
+        factors: dict[Slot | Sum, float] = {}
+        for place, f in (*self.refs, *(other * alpha).refs):
+            factors[place] = factors.get(place, 0.0) + f
+        self.refs = tuple((place, f) for place, f in factors.items() if f)
+        return self
+
+
+@dataclass
+class Chair:
+    """A worker at the hub."""
+
+    rank: int
+    log: list[Event] | None = None
+    freed: list[int] = field(default_factory=list)  # its slots that nothing will read any more
+    lent: list[Sum] = field(default_factory=list)  # what it may be reading or adding
+    news: list[tuple[object, ...]] = field(default_factory=list)  # what it is told beside, for its records
+
+    def put(self, slot: int) -> Any:
+        """What lies in this slot, as a vector."""
+        return Stack([(Slot(self.rank, slot, self.freed), 1.0)])
+
+    def comes_again(self, saw_all: bool) -> None:
+        """It no longer reads what it was given; ``saw_all``: and has seen all of it complete."""
+        for one in self.lent:
+            if one.private:
+                one.summers = tuple(r for r in one.summers if r != self.rank)
+            if saw_all and not one.complete and not (one.private and one.summers):
+                one.seen()
+        self.lent = []
+
+    def merge(self, stack: Stack | None, slot: int, merged: set[int]) -> bool:
+        """The worker has added up some of its slots, if they are all still in ``stack``."""
+        refs = () if stack is None else stack.refs
+        mine = {id(p): p.number for p, _ in refs if isinstance(p, Slot) and p.member == self.rank}
+        if stack is None or not merged <= set(mine.values()):
+            return False
+        rest = [(p, f) for p, f in refs if mine.get(id(p)) not in merged]
+        stack.refs = (*rest, *self.put(slot).refs)
+        return True
+
+
+class Answer:
+    """One answer in the making: ``results`` are vectors to be given, each with what is said of it."""
+
+    __slots__ = ("about", "chair", "how", "results", "sums", "tray")
+
+    def __init__(
+        self, chair: Chair, how: str, about: object, results: Sequence[tuple[Any, Any]], tray: Stack | None
+    ) -> None:
+        self.chair, self.how, self.about, self.results, self.tray = chair, how, about, results, tray
+        self.sums = _needed(stack for stack, _ in results)
+
+
+class Slots:
+    """The hub's slots in everybody's shelf, and who adds up what there.
+
+    ``small``: vectors so short that each worker adds them up itself, instead of waiting for another's part.
+    ``shares``: several workers make a sum together; else one does, for all.
+    """
+
+    def __init__(self, size: int, slots: int, small: bool, shares: bool) -> None:
+        self._small, self._shares = small, shares
+        self._free: list[list[int]] = [list(range(slots - 1, DEPOSITS - 1, -1)) for _ in range(size)]
+
+    def letters(self, answers: Sequence[Answer], speaker: int) -> list[Letter]:
+        """The answers as letters; whoever is answered now adds up what nobody has added up yet."""
+        for answer in answers:
+            for total in answer.sums:
+                if total.home is None:
+                    self._assign(total, sorted(a.chair.rank for a in answers if total in a.sums), speaker)
+        return [self._letter(answer) for answer in answers]
+
+    def _assign(self, total: Sum, takers: list[int], speaker: int) -> None:
+        if not self._shares and not self._small:
+            takers = [speaker if speaker in takers else takers[0]]
+        home = takers[0], self._free[takers[0]].pop()
+        total.assign(home, tuple(takers), self._small, lambda place: self._free[place[0]].append(place[1]))
+
+    def _letter(self, answer: Answer) -> Letter:
+        chair, sums = answer.chair, answer.sums
+        index = {id(one): k for k, one in enumerate(sums)}
+        chair.lent += sums
+        recipes = [
+            (s.home, s.version, s.complete, s.private, s.summers, s.divisor, [_refs(term, index) for term in s.terms])
+            for s in sums
+        ]
+        reply: Any = (
+            answer.how,
+            answer.about,
+            recipes,
+            [(_refs(stack, index), said) for stack, said in answer.results],
+            _free_when_complete(answer),
+            chair.freed,
+            chair.news,
+            chair.log or (),
+        )
+        data = marshal.dumps(reply)
+        for told_now in (chair.freed, chair.news, chair.log or []):
+            told_now.clear()
+        return chair.rank, Frame(Word.ANSWER, 0, data=data)
+
+
+def _free_when_complete(answer: Answer) -> list[tuple[int, int]]:
+    """(which sum, a slot of this worker's that is free when that sum is complete)."""
+    kept = set() if answer.tray is None else {id(place) for place, _ in answer.tray.refs}
+    found = []
+    for k, one in enumerate(answer.sums):
+        for place, _ in (ref for term in one.terms for ref in term.refs):
+            mine = isinstance(place, Slot) and place.member == answer.chair.rank and not place.told
+            if mine and not one.private and id(place) not in kept:
+                cast(Slot, place).told = True
+                found.append((k, cast(Slot, place).number))
+    return found
+
+
+def _needed(stacks: Iterable[Stack]) -> list[Sum]:
+    """All sums that these vectors stand on and that may have to be made, those that others need first."""
+    found: list[Sum] = []
+
+    def visit(stack: Stack) -> None:
+        for place, _ in stack.refs:
+            if isinstance(place, Sum) and place not in found:
+                for term in place.terms:
+                    visit(term)
+                found.append(place)
+
+    for stack in stacks:
+        visit(stack)
+    return found
+
+
+def places(stack: Stack) -> list[tuple[int, int, float]]:
+    """Those of its slots that hold deposits."""
+    return [(place.member, place.number, f) for place, f in stack.refs if isinstance(place, Slot)]
+
+
+def _refs(stack: Stack, index: dict[int, int]) -> list[tuple[int, int, float]]:
+    """(−1, which sum of the list, factor), or (member, slot, factor)."""
+    return [
+        (-1, index[id(place)], f) if isinstance(place, Sum) else (place.member, place.number, f)
+        for place, f in stack.refs
+    ]

@@ -1,0 +1,207 @@
+"""A worker's side of a channel whose seats are kept at the hub (see `offbeat.live.partial.desk`).
+
+A second line, with a listener, only answers where this worker is.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+
+from offbeat.live.carriers.shelves import Shelves
+from offbeat.live.partial.coordinator import pack
+from offbeat.live.partial.link import Link
+from offbeat.live.partial.reading import LOOK_S, SOON_S, Answer, Reader
+from offbeat.live.transport import elsewhere
+from offbeat.live.transport.board import Board
+from offbeat.live.transport.hub import Frame, Word
+from offbeat.method.effects import Channel, Got
+from offbeat.rounds.seat import Event
+from offbeat.runs.trace import Round, Trace
+from offbeat.tensors.vector import Vec
+from offbeat.tensors.wire import all_reduce_bytes
+from offbeat.topology.hierarchy import Nodes
+
+SHORT_S = 0.002  # how often a worker looks at the board, where what it waits for is written there
+
+Apply = Callable[[list[Got]], None]
+
+
+class Taker:
+    """A worker's side of one channel."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        x: Vec | None,
+        shelves: Shelves,
+        connections: tuple[socket.socket, socket.socket],
+        nodes: Nodes,
+        board: Board,
+        trace: Trace,
+        nbytes: int,
+        first_step: int,
+        first_round: int,
+        patience_s: float,
+        log: list[Event] | None = None,
+    ) -> None:
+        self._channel, self._nodes, self._nbytes = channel, nodes, nbytes
+        self._board, self._trace, self._patience_s = board, trace, patience_s
+        self._rank = nodes.of(board.rank)  # a node is one worker here
+        line, questions = connections
+        self.rounds, self.lost = first_round, list[int]()
+        self.waited_s, self.wire_bytes = 0.0, 0
+        self._reader = Reader(shelves, line, self._rank, board, patience_s, self._heard, log)
+        self._link = Link("questions", questions, self._rank, board, patience_s)
+        self._owed: Vec | None = None
+        self._wanted = 0  # how many results this worker waits, or has waited, for; the listener alone writes it
+        slot = -1 if x is None else self._reader.put(x)
+        self._reader.send(Word.OPEN, slot, first_step, int(log is not None))
+        self._link.listen(self._hear)
+
+    # Steps.
+
+    def offer(self, x: Vec, step: int) -> list[Got]:
+        """Deposit, count or go on; the results to apply."""
+        start = time.monotonic()
+        slot = self._reader.put(x)
+        self._reader.send(Word.OFFER, slot, step, int(self._reader.saw_all))
+        taken = self._take(self._answer())
+        self.waited_s += time.monotonic() - start
+        return taken
+
+    def finished(self) -> None:
+        """No data left: never counts again."""
+        self._ask(Word.FINISHED)
+
+    def renew(self, x: Vec | None) -> None:
+        """Without a step to take, ``x`` answers for me from now on."""
+        if x is not None:
+            self._ask(Word.RENEWED, self._reader.put(x))
+
+    def rest(self, x: Vec | None, asked: Callable[[], bool], take_part: Callable[[], None]) -> Got | None:
+        """The next result of the others; None when all have finished and nothing is owed.
+
+        Meanwhile the others may have ``asked`` for an average, in which this worker is to ``take_part``.
+        """
+        self.renew(x)
+        since = time.monotonic()
+
+        def look() -> bool:
+            nonlocal since
+            since = self._board.bear_with(since, self._patience_s, "the others to finish")
+            return asked()
+
+        while True:
+            with self._board.waits_for("the others to finish"):
+                answer = self._next(look, LOOK_S)
+            if answer.how != "nothing":
+                return self._take(answer)[0] if answer.how == "taken" else None
+            take_part()
+
+    def stand(self, all_there: Callable[[], bool], agree_on_largest: Callable[[int], int], apply: Apply) -> None:
+        """Stand still between two steps until all do, and apply every round that has been started by then."""
+        self._ask(Word.STANDS)
+        holds = self._channel.holds
+        self.renew(holds())
+        start, what = time.monotonic(), "the others to stand still"
+
+        def look() -> bool:
+            self._board.check(what)
+            if time.monotonic() - start > self._patience_s:
+                raise self._board.gave_up(self._patience_s, what)
+            return all_there()
+
+        with self._board.waits_for(what):
+            while (answer := self._next(look, SHORT_S)).how == "taken":
+                apply(self._take(answer))
+                self.renew(holds())
+            while not look():
+                self._board.pause(SHORT_S, all_there)
+        started = self._ask(Word.BACK).about[0]
+        # The last of us to be counted was told of every round that the others have started.
+        results = agree_on_largest(started)
+        apply(self._take(self._ask(Word.CATCH_UP, results, 0, int(self._reader.saw_all))))
+
+    def owed(self) -> Vec | None:
+        """A copy of the gradients in the tray, for a checkpoint."""
+        if self._reader.hung_up:
+            return self._owed
+        places = self._ask(Word.OWED).about[0]
+        return self._reader.added_up(places) if places else None
+
+    # The desk.
+
+    def _ask(self, word: Word, a: int = 0, b: int = 0, c: int = -1) -> Answer:
+        return self._reader.ask(word, a, b, c)
+
+    def _answer(self) -> Answer:
+        """To a step: at once, or when the others are there."""
+        if self._reader.heard_within(SOON_S):
+            return self._reader.answer()
+        what = f"round {self.rounds} of {self._channel.name!r}"
+        with self._board.waits_for(what), elsewhere.wanting(self._board.name, max(self.rounds + 1, self._wanted)):
+            return self._reader.wait(what, self._link.check)
+
+    def _next(self, look: Callable[[], bool], pause_s: float) -> Answer:
+        """The next result, "over", or, as soon as ``look`` finds something else to do, "nothing"."""
+        reader = self._reader
+        reader.send(Word.NEXT, 0, 0, int(reader.saw_all))
+        reader.saw_all = True
+        reader.reclaim()
+        while not reader.heard_within(pause_s):
+            self._link.check()
+            if look():
+                reader.send(Word.NOTHING)
+                break
+        return reader.wait("an answer of rank 0")
+
+    def _heard(self, answer: Answer) -> None:
+        _, self.rounds, lost = answer.about
+        self.lost += lost
+        for version, started_by, shares, members, end_s in answer.news:
+            if members > 1:
+                self.wire_bytes += all_reduce_bytes(members, self._nbytes) // members
+            if self._trace.keep_rounds:
+                waited = {self._rank: max(0.0, end_s - self._reader.asked_s)}
+                self._trace.rounds.append(Round.among(self._nodes, version, started_by, shares, waited, end_s))
+
+    def _take(self, answer: Answer) -> list[Got]:
+        vectors = self._reader.vectors(answer)
+        elsewhere.saw(self._board.name, self.rounds)
+        return [
+            Got(version, value, fresh, full, count, contributors)
+            for value, (_, (version, fresh, full, count, contributors)) in zip(vectors, answer.results, strict=True)
+        ]
+
+    # The other line.
+
+    def _hear(self, frame: Frame) -> bool:
+        if frame.b:
+            self._wanted = frame.b
+            elsewhere.wants(self._board.name, frame.b)
+        if frame.word is Word.WHERE:
+            elsewhere.watch(self._board.name, self._say_where if frame.a else None)
+        return False
+
+    def _say_where(self) -> None:
+        where = elsewhere.report(self._board.name, self._nodes.of)
+        self._link.mention(Word.ELSEWHERE, text=pack(where))
+
+    # The end.
+
+    def close(self) -> None:
+        """All have finished, and every result has been taken."""
+        self._link.abandon()
+        self._reader.hang_up()
+
+    def release(self) -> None:
+        self._link.forget_failure()
+
+    def abandon(self) -> None:
+        """Hang up without waiting for anybody. What was in no result that came here is still owed."""
+        places = self._reader.untaken
+        if places and not self._channel.rules.of_weights and not self._reader.hung_up:
+            self._owed = self._reader.added_up(places)
+        self.close()
