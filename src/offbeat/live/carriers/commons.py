@@ -17,10 +17,8 @@ they prevent:
 from __future__ import annotations
 
 import mmap
-import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -28,14 +26,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offbeat.live.carriers import doors
 from offbeat.live.carriers.adding import add_up, stretch
+from offbeat.live.carriers.memory import DeviceMemory, HostMemory, Kinds, Memory, round_up, vector_bytes
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.transport.waiter import Waiter
 from offbeat.tensors.vector import wide
 
-LINE = 64
 REGIONS = 1 << 12
 FILE_BYTES = 1 << 38  # of addresses; pages cost nothing until they are written
 SMALL = 1 << 16  # numbers: so few that everybody adds all of them, instead of waiting for others' stretches
@@ -48,6 +45,7 @@ class Region(NamedTuple):
     number: int
     start: int
     nbytes: int
+    kinds: tuple[tuple[torch.dtype, int], ...]  # of the first exchange in it
 
 
 def nap(since_s: float) -> None:
@@ -66,7 +64,7 @@ class Laid:
         self._add: Callable[[], None] | None = None
 
     def views(self, member: int) -> list[Tensor]:
-        return self._commons.views(member, self.region.start, self._kinds)
+        return self._commons.views(member, self.region, self._kinds)
 
     def needs(self, members: Sequence[int], finish: Callable[[], None]) -> Laid:
         """When these have laid theirs, ``finish`` reads them."""
@@ -139,32 +137,23 @@ class Left(NamedTuple):
 class Commons:
     """What ``ranks`` share, as this process sees it. Made by all of them together."""
 
-    def __init__(self, name: str, ranks: tuple[int, ...], board: Board, waiter: Waiter) -> None:
+    def __init__(self, name: str, ranks: tuple[int, ...], device: torch.device, board: Board, waiter: Waiter) -> None:
         self.ranks, self.me, self._waiter = ranks, ranks.index(board.rank), waiter
         self.others = tuple(m for m in range(len(ranks)) if m != self.me)
         self._regions: list[Region] = []
         self._last: dict[int, tuple[int, tuple[int, ...]]] = {}  # region → its last exchange, and who reads there
         self._free: list[int] = []
         self._exchanges = 0
-        self._maps = self._exchange(name, board, waiter)
+        self._end = words = round_up(4 * REGIONS * 8, mmap.PAGESIZE)
+        self._memory: Memory
+        if device.type == "cuda":
+            self._memory = DeviceMemory(name, ranks, words, REGIONS, device, board, waiter)
+        else:
+            self._memory = HostMemory(name, ranks, FILE_BYTES, board, waiter)
         self._words: list[NDArray[np.int64]] = [
-            np.frombuffer(m, np.int64, 4 * REGIONS).reshape(4, REGIONS) for m in self._maps
+            w.reshape(4, REGIONS) for w in self._memory.words(np.int64, 4 * REGIONS, 0)
         ]
-        self._end = _round_up(4 * REGIONS * 8, mmap.PAGESIZE)
         self._views: dict[tuple[int, int, tuple[tuple[torch.dtype, int], ...]], list[Tensor]] = {}
-
-    def _exchange(self, name: str, board: Board, waiter: Waiter) -> list[mmap.mmap]:
-        own = os.memfd_create("offbeat", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(own, FILE_BYTES)
-            held = doors.exchange(name, self.ranks, own, board, waiter)
-            try:
-                return [mmap.mmap(held[rank], FILE_BYTES) for rank in self.ranks]
-            finally:
-                for descriptor in held.values():
-                    os.close(descriptor)
-        finally:
-            os.close(own)
 
     def lay(self, tensors: Sequence[Tensor], readers: Sequence[int] | None = None) -> Laid:
         """Lay copies of these where the others can read them, wide enough to be summed: the next exchange.
@@ -172,7 +161,7 @@ class Commons:
         ``readers``: who will read them (None: all).
         """
         kinds = [(wide(t.dtype), t.numel()) for t in tensors]
-        region = self._region(sum(_round_up(n * d.itemsize, LINE) for d, n in kinds))
+        region = self._region(kinds)
         number, self._exchanges = self._exchanges, self._exchanges + 1
         laid = Laid(self, region, number, kinds)
         if region.number in self._last:
@@ -185,33 +174,31 @@ class Commons:
         self.say(LAID, region, number)
         return laid
 
-    def _region(self, nbytes: int) -> Region:
+    def _region(self, kinds: Kinds) -> Region:
+        """One that is large enough; on a GPU one of the very same kinds, as tensors are not cut."""
+        nbytes, fixed = vector_bytes(kinds), isinstance(self._memory, DeviceMemory)
         for place, k in enumerate(self._free):
-            if self._regions[k].nbytes >= nbytes:
+            region = self._regions[k]
+            if region.kinds == tuple(kinds) if fixed else region.nbytes >= nbytes:
                 del self._free[place]
                 return self._regions[k]
         if len(self._regions) == REGIONS or self._end + nbytes > FILE_BYTES:
             raise OffbeatError(f"{len(self._regions)} exchanges are under way at once; finish some before the next")
-        region = Region(len(self._regions), self._end, _round_up(max(nbytes, 1), mmap.PAGESIZE))
+        region = Region(len(self._regions), self._end, round_up(max(nbytes, 1), mmap.PAGESIZE), tuple(kinds))
         self._regions.append(region)
         self._end += region.nbytes
         return region
 
-    def views(self, member: int, start: int, kinds: Sequence[tuple[torch.dtype, int]]) -> list[Tensor]:
-        key = member, start, tuple(kinds)
+    def views(self, member: int, region: Region, kinds: Kinds) -> list[Tensor]:
+        key = member, region.number, tuple(kinds)
         if key not in self._views:
-            views, at = [], start
-            for dtype, n in kinds:
-                views.append(torch.frombuffer(self._maps[member], dtype=dtype, count=n, offset=at) if n else None)
-                at += _round_up(n * dtype.itemsize, LINE)
-            self._views[key] = [
-                torch.empty(0, dtype=d) if v is None else v for v, (d, _) in zip(views, kinds, strict=True)
-            ]
+            self._views[key] = self._memory.vector(member, region.number, region.start, kinds)
         return self._views[key]
 
     # Counters.
 
     def say(self, what: int, region: Region, number: int) -> None:
+        self._memory.settle()
         self._words[self.me][what, region.number] = number + 1
 
     def reached(self, what: int, region: Region, number: int, members: Sequence[int]) -> bool:
@@ -229,11 +216,4 @@ class Commons:
 
     def close(self) -> None:
         self._words, self._views = [], {}
-        for m in self._maps:
-            with suppress(BufferError):
-                m.close()
-        self._maps = []
-
-
-def _round_up(number: int, to: int) -> int:
-    return -(-number // to) * to
+        self._memory.close()

@@ -51,32 +51,43 @@ class Transport:
         self._board = board
         self._everyone = tuple(range(board.size))
         self._groups: dict[tuple[int, ...], Group] = {}
-        self._commons: dict[tuple[int, ...], Commons | None] = {}
+        self._commons: dict[tuple[tuple[int, ...], str], Commons | None] = {}
         gpus.post(board, gpus.here(devices))  # before the others are met: then all have posted theirs
         self._side = Group("side", self._everyone, board, waiter) if board.size > 1 else None
-        everyones = gpus.posted(board)
-        self._homes = [own.home for own in everyones]
-        nccl = gpus.nccl_fits(everyones)
+        self._equipment = gpus.posted(board)
+        nccl = gpus.nccl_fits(self._equipment)
         self._nccl: Any = dist.new_group(backend="nccl", timeout=LONG) if nccl else None
 
     # Memory that a host's ranks share.
 
     def shelves(self, name: str, ranks: tuple[int, ...], like: Vec, parameters: int) -> Shelves | None:
         """For these ranks, who all ask for them now; None where that is not to be had, or not wanted."""
-        if any(p.is_cuda for p in like.parts):
-            return None
-        return self._shared(name, ranks, lambda: Shelves(name, ranks, like, parameters, self._board, self.waiter))
+        return self._shared(
+            name, ranks, like.parts, lambda: Shelves(name, ranks, like, parameters, self._board, self.waiter)
+        )
 
-    def commons(self, ranks: tuple[int, ...]) -> Commons | None:
-        """Of these ranks, who all ask for it when one of them does; None where that is not to be had, or not wanted."""
-        if ranks not in self._commons:
-            name = "commons/" + "-".join(map(str, ranks))
-            self._commons[ranks] = self._shared(name, ranks, lambda: Commons(name, ranks, self._board, self.waiter))
-        return self._commons[ranks]
+    def commons(self, ranks: tuple[int, ...], tensors: Sequence[Tensor]) -> Commons | None:
+        """Of these ranks, for tensors that lie where these do. All of them ask for it when one does.
 
-    def _shared(self, name: str, ranks: tuple[int, ...], make: Callable[[], T]) -> T | None:
-        if len(ranks) < 2 or hosts.wanted() == "gloo" or len({self._homes[r] for r in ranks}) > 1:
+        None where that is not to be had, or not wanted.
+        """
+        device = tensors[0].device
+        key = ranks, device.type
+        if key not in self._commons:
+            name = f"commons/{device.type}/" + "-".join(map(str, ranks))
+            self._commons[key] = self._shared(
+                name, ranks, tensors, lambda: Commons(name, ranks, device, self._board, self.waiter)
+            )
+        return self._commons[key]
+
+    def _shared(self, name: str, ranks: tuple[int, ...], tensors: Sequence[Tensor], make: Callable[[], T]) -> T | None:
+        wanted, on_gpu = hosts.wanted(), any(t.is_cuda for t in tensors)
+        if len(ranks) < 2 or len({self._equipment[r].home for r in ranks}) > 1:
             return None
+        if wanted is not None and wanted != ("ipc" if on_gpu else "shm"):
+            return None
+        if on_gpu and len({t.device for t in tensors} | {gpu for r in ranks for gpu in self._equipment[r].gpus}) != 2:
+            return None  # only where all vectors of all ranks lie on one GPU
         board, found, why = self._board, None, ""
         try:
             found = make()
@@ -112,7 +123,7 @@ class Transport:
         if len(ranks) == 1:
             alone = x.clone()
             return Sent((), lambda: alone)
-        commons = None if any(p.is_cuda for p in x.parts) else self.commons(ranks)
+        commons = self.commons(ranks, x.parts)
         if commons is not None:
             parts = [torch.empty_like(p, dtype=wide(p.dtype)) for p in x.parts]
             works: list[Any] = [commons.lay(x.parts).sums(parts)]
@@ -124,7 +135,7 @@ class Transport:
 
     def _point_to_point(self, effect: Mix) -> Sent:
         W, x = effect.W, effect.x
-        commons = None if any(p.is_cuda for p in x.parts) else self.commons(self._everyone)
+        commons = self.commons(self._everyone, x.parts)
         if commons is not None:
             return self._read_neighbours(effect, commons)
         mine = [_host(p.to(wide(p.dtype), copy=True)) for p in x.parts]
@@ -220,7 +231,7 @@ class Transport:
         if len(ranks) < 2:
             return None
         self.wire_bytes += all_reduce_bytes(len(ranks), tensor.nbytes) // len(ranks)
-        commons = None if tensor.is_cuda else self.commons(ranks)
+        commons = self.commons(ranks, [tensor])
         if commons is not None:
             return commons.lay([tensor]).sums([tensor])
         if tensor.is_cuda and self._nccl is not None and ranks == self._everyone:

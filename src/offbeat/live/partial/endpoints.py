@@ -241,7 +241,7 @@ class Endpoints:
         )
 
     def _slots(self, size: int, x: Vec, shelves: Shelves) -> Slots:
-        return Slots(size, shelves.slots, small=x.numel <= SMALL, shares=True)
+        return Slots(size, shelves.slots, small=x.numel <= SMALL, shares=not shelves.on_device)
 
     def resume(self, rounds: int) -> None:
         """The run goes on after so many rounds."""

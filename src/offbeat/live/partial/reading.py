@@ -96,6 +96,7 @@ class Reader:
     # Words.
 
     def send(self, word: Word, a: int = 0, b: int = 0, c: int = -1, data: bytes = b"") -> None:
+        self._shelves.settle()  # what was laid down is there, and what was given has been read
         self.asked_s = time.monotonic()
         try:
             self._line.sendall(Frame(word, self._rank, a, b, c, data=data).pack())
@@ -220,6 +221,7 @@ class Reader:
             else:
                 out.used = used
         if not recipe.private or owner:
+            self._shelves.settle()
             self._shelves.raise_flag(member, slot, part, recipe.version)
 
     def _readable(
