@@ -39,7 +39,13 @@ def run_workers(size: int, job: Callable[..., Any], *args: Any) -> list[Any]:
         port = s.getsockname()[1]
     answers = mp.get_context("spawn").SimpleQueue()
     context = start_processes(_worker, (size, port, job, args, answers), nprocs=size, join=False)
-    found = dict(answers.get() for _ in range(size))
+    found: dict[int, Any] = {}
+    while len(found) < size:
+        if answers.empty():
+            context.join(0.02)  # raises what a worker has raised
+        else:
+            rank, answer = answers.get()
+            found[rank] = answer
     while not context.join():
         pass
     return [found[rank] for rank in range(size)]

@@ -101,8 +101,7 @@ def late(rank: int, codec: bool) -> list[list[Tensor]]:
         model.loss(x(rank, 0), uses_some).backward()
         if wait_for:
             hear(wait_for)
-            while len(optimizer.trace.rounds) < 3:  # a round may be over on rank 0 a moment before it is here
-                time.sleep(0.001)
+            time.sleep(0.5)  # a round may be over on rank 0 a moment before it is here
         optimizer.step()
         seen.append(model.copies())
 

@@ -45,7 +45,6 @@ class Region(NamedTuple):
     number: int
     start: int
     nbytes: int
-    kinds: tuple[tuple[torch.dtype, int], ...]  # of the first exchange in it
 
 
 def nap(since_s: float) -> None:
@@ -54,17 +53,34 @@ def nap(since_s: float) -> None:
     time.sleep(0 if elapsed < 0.0002 else min(0.001, elapsed / 20))
 
 
-class Laid:
-    """An exchange under way. ``read`` are the members whose vectors this one needs."""
+class Views(NamedTuple):
+    """What everybody has laid down in one exchange."""
 
-    def __init__(self, commons: Commons, region: Region, number: int, kinds: list[tuple[torch.dtype, int]]) -> None:
-        self._commons, self.region, self.number, self._kinds = commons, region, number, kinds
+    commons: Commons
+    region: Region
+    kinds: tuple[tuple[torch.dtype, int], ...]
+
+    def of(self, member: int) -> list[Tensor]:
+        """A member's; not before it has laid it down."""
+        return self.commons.views(member, self.region, self.kinds)
+
+    def everyones(self) -> list[list[Tensor]]:
+        return [self.of(m) for m in range(len(self.commons.ranks))]
+
+
+class Laid:
+    """An exchange under way. What it calls when the others are there must not know it: nothing keeps itself alive."""
+
+    def __init__(self, views: Views, number: int) -> None:
+        self.views, self.number = views, number
+        self._commons = views.commons
         self._finish: Callable[[], None] | None = None
-        self._phase, self._needs = LAID, commons.others
+        self._phase, self._needs = LAID, self._commons.others
         self._add: Callable[[], None] | None = None
 
-    def views(self, member: int) -> list[Tensor]:
-        return self._commons.views(member, self.region, self._kinds)
+    @property
+    def region(self) -> Region:
+        return self.views.region
 
     def needs(self, members: Sequence[int], finish: Callable[[], None]) -> Laid:
         """When these have laid theirs, ``finish`` reads them."""
@@ -73,26 +89,28 @@ class Laid:
 
     def sums(self, out: Sequence[Tensor]) -> Laid:
         """All members add up their vectors, into ``out``."""
-        size, me = len(self._commons.ranks), self._commons.me
-        views = [self.views(m) for m in range(size)]
+        views, size, me = self.views, len(self._commons.ranks), self._commons.me
 
         def add_all() -> None:
+            laid = views.everyones()
             for k, o in enumerate(out):
-                add_up(o, [[(v[k], 1.0)] for v in views], 1)
+                add_up(o, [[(v[k], 1.0)] for v in laid], 1)
 
-        if sum(n for _, n in self._kinds) <= SMALL:
+        if sum(n for _, n in views.kinds) <= SMALL:
             return self.needs(self._commons.others, add_all)
 
         def add() -> None:
-            for k, mine in enumerate(views[me]):
+            laid = views.everyones()
+            for k, mine in enumerate(laid[me]):
                 lo, hi = stretch(mine.numel(), me, size)
-                add_up(mine, [[(v[k], 1.0)] for v in views], 1, lo, hi)
+                add_up(mine, [[(v[k], 1.0)] for v in laid], 1, lo, hi)
 
         def collect() -> None:
+            laid = views.everyones()
             for k, o in enumerate(out):
                 for member in range(size):
                     lo, hi = stretch(o.numel(), member, size)
-                    o[lo:hi].copy_(views[member][k][lo:hi])
+                    o[lo:hi].copy_(laid[member][k][lo:hi])
 
         self._add = add
         return self.needs(self._commons.others, collect)
@@ -163,28 +181,26 @@ class Commons:
         kinds = [(wide(t.dtype), t.numel()) for t in tensors]
         region = self._region(kinds)
         number, self._exchanges = self._exchanges, self._exchanges + 1
-        laid = Laid(self, region, number, kinds)
+        laid = Laid(Views(self, region, tuple(kinds)), number)
         if region.number in self._last:
             left = Left(self, region, *self._last[region.number])
             self._waiter.wait([left], "the others to read an older exchange")
         self._last[region.number] = number, self.others if readers is None else tuple(readers)
-        for view, tensor in zip(laid.views(self.me), tensors, strict=True):
+        for view, tensor in zip(laid.views.of(self.me), tensors, strict=True):
             view.copy_(tensor)
         self._words[self.me][SIZE, region.number] = region.start + region.nbytes
         self.say(LAID, region, number)
         return laid
 
     def _region(self, kinds: Kinds) -> Region:
-        """One that is large enough; on a GPU one of the very same kinds, as tensors are not cut."""
-        nbytes, fixed = vector_bytes(kinds), isinstance(self._memory, DeviceMemory)
+        nbytes = vector_bytes(kinds)
         for place, k in enumerate(self._free):
-            region = self._regions[k]
-            if region.kinds == tuple(kinds) if fixed else region.nbytes >= nbytes:
+            if self._regions[k].nbytes >= nbytes:
                 del self._free[place]
                 return self._regions[k]
         if len(self._regions) == REGIONS or self._end + nbytes > FILE_BYTES:
             raise OffbeatError(f"{len(self._regions)} exchanges are under way at once; finish some before the next")
-        region = Region(len(self._regions), self._end, round_up(max(nbytes, 1), mmap.PAGESIZE), tuple(kinds))
+        region = Region(len(self._regions), self._end, round_up(max(nbytes, 1), mmap.PAGESIZE))
         self._regions.append(region)
         self._end += region.nbytes
         return region
@@ -192,7 +208,7 @@ class Commons:
     def views(self, member: int, region: Region, kinds: Kinds) -> list[Tensor]:
         key = member, region.number, tuple(kinds)
         if key not in self._views:
-            self._views[key] = self._memory.vector(member, region.number, region.start, kinds)
+            self._views[key] = self._memory.vector(member, region.number, region.start, kinds, region.nbytes)
         return self._views[key]
 
     # Counters.
@@ -214,6 +230,7 @@ class Commons:
         self._free.append(laid.region.number)
         self._free.sort()
 
-    def close(self) -> None:
+    def close(self, together: bool = True) -> None:
+        """Let go of all memory; ``together``: so do the others now."""
         self._words, self._views = [], {}
-        self._memory.close()
+        self._memory.close(together)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +26,7 @@ from offbeat.tensors.codec import Codec, sent_to
 from offbeat.tensors.sums import mean, weighted
 from offbeat.tensors.vector import Vec, wide
 from offbeat.tensors.wire import all_gather_bytes, all_reduce_bytes, decode, encode, message_bytes
+from offbeat.topology.matrix import Mixing
 
 T = TypeVar("T", Shelves, Commons)
 
@@ -89,6 +91,8 @@ class Transport:
         if on_gpu and len({t.device for t in tensors} | {gpu for r in ranks for gpu in self._equipment[r].gpus}) != 2:
             return None  # only where all vectors of all ranks lie on one GPU
         board, found, why = self._board, None, ""
+        # Nobody enters before all are there: one may be without data, and come when it hears that we wait.
+        self.waiter.until(board.meeting(name, ranks), "the ranks of this host to share memory")
         try:
             found = make()
         except OSError as error:
@@ -117,6 +121,11 @@ class Transport:
         codec = effect.codec if ranks is None else sent_to(effect.codec, len(ranks) - 1)
         if codec is not None:
             return self._coded(effect, codec, ranks, (seed, self.rank, seq))
+        if ranks is not None and all_blocks(effect.W):
+            return self._sum(effect.x, ranks)
+        commons = self.commons(self._everyone, effect.x.parts)  # all are here, those too whom nobody mixes with
+        if commons is not None:
+            return self._read_neighbours(effect, commons)
         return self._point_to_point(effect) if ranks is None else self._sum(effect.x, ranks)
 
     def _sum(self, x: Vec, ranks: tuple[int, ...]) -> Sent:
@@ -135,9 +144,6 @@ class Transport:
 
     def _point_to_point(self, effect: Mix) -> Sent:
         W, x = effect.W, effect.x
-        commons = self.commons(self._everyone, x.parts)
-        if commons is not None:
-            return self._read_neighbours(effect, commons)
         mine = [_host(p.to(wide(p.dtype), copy=True)) for p in x.parts]
         theirs = {j: [torch.empty_like(p) for p in mine] for j in W.senders(self.rank)}
         works = self._swap(W.receivers(self.rank), theirs, mine)
@@ -154,10 +160,14 @@ class Transport:
         receivers = W.receivers(self.rank)
         self.wire_bytes += len(receivers) * sum(p.numel() * wide(p.dtype).itemsize for p in x.parts)
         laid = commons.lay(x.parts, readers=receivers)
-        mixed: list[Vec] = []
+        views, mixed = laid.views, list[Vec]()
 
         def read() -> None:
-            mixed.append(weighted((w, Vec(laid.views(j))) for j, w in W.row(self.rank).items()))
+            row = W.row(self.rank)
+            if W.block(self.rank) is not None:
+                mixed.append(mean([Vec(views.of(j)) for j in row], len(row)))
+            else:
+                mixed.append(weighted((w, Vec(views.of(j))) for j, w in row.items()))
 
         return Sent([laid.needs(W.senders(self.rank), read)], lambda: mixed[0])
 
@@ -263,27 +273,33 @@ class Transport:
 
     def park(self) -> None:
         """Leave the groups as they are; see ``Group.park``."""
-        self._let_go()
+        self._let_go(together=False)
         for group in self._all_groups():
             group.park()
 
     def close(self) -> None:
         """Give the groups back. All ranks are through with them."""
-        self._let_go()
+        self._let_go(together=True)
         for group in self._all_groups():
             group.close()
         if self._nccl is not None:
             dist.destroy_process_group(self._nccl)
         self._groups, self._side, self._nccl = {}, None, None
 
-    def _let_go(self) -> None:
+    def _let_go(self, together: bool) -> None:
         for commons in self._commons.values():
             if commons is not None:
-                commons.close()
+                commons.close(together)
         self._commons = {}
 
     def _all_groups(self) -> list[Group]:
         return [*self._groups.values(), *([self._side] if self._side is not None else [])]
+
+
+@lru_cache(maxsize=256)
+def all_blocks(W: Mixing) -> bool:
+    """Whether everybody takes the mean of a group."""
+    return all(W.block(rank) is not None for rank in range(W.size))
 
 
 def _host(tensor: Tensor) -> Tensor:

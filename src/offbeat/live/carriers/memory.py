@@ -4,16 +4,16 @@ On the host it is an anonymous file (``memfd``), made by its rank and handed to 
 name, no size limit of its own, and ends with the last process that holds it. It is made larger than will ever be used:
 pages cost nothing until they are written.
 
-On a GPU it is ordinary device memory, one tensor for each vector, which the others open through CUDA's own handles
-(CUDA IPC). The handle lies in the file beside it, and is there before anybody is told of what the tensor holds. Work on
-a GPU ends later than the call that asks for it: whoever tells another process of something *settles* first.
+On a GPU it is device memory, some for each vector, which the others open by its handle (CUDA IPC). The handle lies in
+a file as above, and is there before anybody is told of what the memory holds. Work on a GPU ends later than the call
+that asks for it: whoever tells another process of something *settles* first.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import pickle
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -22,14 +22,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 from offbeat.live.carriers import doors
+from offbeat.live.carriers.device import HANDLE_BYTES, Region
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.waiter import Waiter
 
 LINE = 64
-HANDLE = 4096  # bytes for the handles of one vector
+CLOSE_S = 2.0  # for the others to close our memory, when all are through
 
 Kinds = Sequence[tuple[torch.dtype, int]]
 
@@ -64,7 +64,7 @@ class HostMemory:
         """Everybody's numbers at this place."""
         return [np.frombuffer(m, dtype, count, offset) for m in self._maps]
 
-    def vector(self, member: int, number: int, offset: int, kinds: Kinds) -> list[Tensor]:
+    def vector(self, member: int, number: int, offset: int, kinds: Kinds, room: int = 0) -> list[Tensor]:
         """A vector that lies there, as tensors. (``number`` tells vectors apart where they have no place.)"""
         views, at = [], offset
         for dtype, n in kinds:
@@ -76,7 +76,7 @@ class HostMemory:
     def settle(self) -> None:
         """What was written is there."""
 
-    def close(self) -> None:
+    def close(self, together: bool = True) -> None:
         """Let go of it all. A vector that somebody still reads keeps its file until it is gone."""
         for m in self._maps:
             with suppress(BufferError):
@@ -97,61 +97,75 @@ class DeviceMemory:
         board: Board,
         waiter: Waiter,
     ) -> None:
-        self._device, self._vectors, self._start = device, vectors, round_up(nbytes, mmap.PAGESIZE)
-        # One vector more, to try whether the others can read it.
-        file_bytes = self._start + (vectors + 1) * HANDLE
-        self._file = HostMemory(name, ranks, file_bytes, board, waiter)
+        self._device, self._vectors = device, vectors
+        start = round_up(nbytes, mmap.PAGESIZE)
+        # One vector more, to try whether the others can read it, and a word: "I have closed what is yours".
+        self._file = HostMemory(name, ranks, start + (vectors + 2) * HANDLE_BYTES, board, waiter)
         self.me, self.size, self.words = self._file.me, self._file.size, self._file.words
-        self._handles = self._file.words(np.uint8, (vectors + 1) * HANDLE, self._start)
-        self._held: dict[tuple[int, int], list[Tensor]] = {}
+        handles = self._file.words(np.uint8, (vectors + 1) * HANDLE_BYTES, start)
+        self._handles = [h.reshape(vectors + 1, HANDLE_BYTES) for h in handles]
+        self._closed = self._file.words(np.int64, 1, start + (vectors + 1) * HANDLE_BYTES)
+        self._regions: dict[tuple[int, int], Region] = {}
         try:
             self._try(f"{name}/tried", ranks, board, waiter)
         except (RuntimeError, OSError) as error:
             self.close()
-            raise OSError(f"its GPU memory cannot be read by others: {str(error).splitlines()[0]}") from error
+            raise OSError(f"memory on its GPU cannot be shared: {str(error).splitlines()[0]}") from error
 
     def _try(self, name: str, ranks: tuple[int, ...], board: Board, waiter: Waiter) -> None:
-        """One number each, read by all."""
-        kinds = [(torch.float64, 1)]
-        self.vector(self.me, self._vectors, 0, kinds)[0].fill_(self.me + 1)
-        self.settle()
+        """One number each, read by all. Nobody stays behind: who cannot says so after all have met."""
+        kinds, failed = [(torch.float64, 1)], ""
+        try:
+            self.vector(self.me, self._vectors, 0, kinds)[0].fill_(self.me + 1)
+            self.settle()
+        except OSError as error:
+            failed = str(error)
         waiter.until(board.meeting(name, ranks), "the ranks of this GPU to meet")
+        if failed:
+            raise OSError(failed)
         found = [float(self.vector(m, self._vectors, 0, kinds)[0].item()) for m in range(self.size)]
-        waiter.until(board.meeting(f"{name}/read", ranks), "the ranks of this GPU to meet")
         if found != [m + 1.0 for m in range(self.size)]:
             raise OSError(f"the others' numbers read {found}")
 
-    def vector(self, member: int, number: int, offset: int, kinds: Kinds) -> list[Tensor]:
-        """Vector ``number`` of a member: one's own is made when it is first asked for, others' are opened."""
-        if (member, number) not in self._held:
-            place = self._handles[member][number * HANDLE : (number + 1) * HANDLE]
+    def vector(self, member: int, number: int, offset: int, kinds: Kinds, room: int = 0) -> list[Tensor]:
+        """Vector ``number`` of a member: one's own is made when it is first asked for, others' are opened.
+
+        ``room``: bytes, where longer ones may lie there later.
+        """
+        region = self._regions.get((member, number))
+        if region is None:
             if member == self.me:
-                made = [torch.empty(n, dtype=dtype, device=self._device) for dtype, n in kinds]
-                data = pickle.dumps([reduce_tensor(t)[1] if t.numel() else None for t in made])
-                if len(data) > HANDLE - 8:
-                    raise OSError(
-                        f"a handle for {len(made)} tensors takes {len(data)} bytes and {HANDLE - 8} have room"
-                    )
-                place[8 : 8 + len(data)] = np.frombuffer(data, np.uint8)
-                place[:8] = np.frombuffer(len(data).to_bytes(8, "little"), np.uint8)
+                region = Region.make(max(room, vector_bytes(kinds)), self._device)
+                self._handles[member][number] = np.frombuffer(region.handle, np.uint8)
             else:
-                length = int.from_bytes(place[:8].tobytes(), "little")
-                handles = pickle.loads(place[8 : 8 + length].tobytes())
-                made = [
-                    torch.empty(0, dtype=dtype, device=self._device) if h is None else rebuild_cuda_tensor(*h)
-                    for h, (dtype, _) in zip(handles, kinds, strict=True)
-                ]
-            self._held[member, number] = made
-        # A region may have been made larger than what lies in it now.
-        return [t[:n] for t, (_, n) in zip(self._held[member, number], kinds, strict=True)]
+                region = Region.open(self._handles[member][number].tobytes(), self._device)
+            self._regions[member, number] = region
+        views, at = [], 0
+        for dtype, n in kinds:
+            views.append(region.tensor(dtype, n, at))
+            at += round_up(n * dtype.itemsize, LINE)
+        return views
 
     def settle(self) -> None:
         """All that this process has asked of the GPU has been done."""
         torch.cuda.current_stream(self._device).synchronize()
 
-    def close(self) -> None:
-        self.settle()
-        self._held, self._handles, self.words = {}, [], self._file.words
+    def close(self, together: bool = True) -> None:
+        """Close what is others', and give one's own back when they have closed it (else it ends with this process)."""
+        with suppress(RuntimeError, OSError):  # where the GPU itself has failed, nothing can be given back
+            torch.cuda.synchronize(self._device)
+            for (member, _), region in self._regions.items():
+                if member != self.me:
+                    region.free()
+            if self._closed:
+                self._closed[self.me][0] = 1
+                deadline = time.monotonic() + CLOSE_S * together
+                while not all(word[0] for word in self._closed) and time.monotonic() < deadline:
+                    time.sleep(0.001)
+                if all(word[0] for word in self._closed):
+                    for region in self._regions.values():
+                        region.free()
+        self._regions, self._handles, self._closed = {}, [], []
         self._file.close()
 
 

@@ -31,7 +31,8 @@ class Shelves:
     ) -> None:
         self._parameters = parameters
         self._kinds = [(wide(p.dtype), p.numel()) for p in like.parts]
-        self._slot_bytes = round_up(max(vector_bytes(self._kinds), 1), mmap.PAGESIZE)
+        self.vector_bytes = vector_bytes(self._kinds)
+        self._slot_bytes = round_up(max(self.vector_bytes, 1), mmap.PAGESIZE)
         self.slots = max(FEWEST, min(MOST, BYTES // self._slot_bytes))
         self.carrier = "ipc" if like.parts[0].is_cuda else "shm"
         flag_bytes = round_up(self.slots * len(ranks) * 8, mmap.PAGESIZE)
@@ -88,7 +89,7 @@ class Shelves:
             found |= self._used[member][slot]
         return tuple(bool(one) for one in found.tolist())
 
-    def close(self) -> None:
-        """Let go of all memory."""
+    def close(self, together: bool = True) -> None:
+        """Let go of all memory; ``together``: so do the others now."""
         self._vecs, self._flags, self._used = {}, [], []
-        self._memory.close()
+        self._memory.close(together)

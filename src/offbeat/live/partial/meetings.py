@@ -189,10 +189,10 @@ class Visitor:
         return []
 
     def close(self) -> None:
-        self._reader.hang_up()
+        self._reader.hang_up(together=True)
 
     def release(self) -> None:
         """Nothing is kept."""
 
     def abandon(self) -> None:
-        self._reader.hang_up()
+        self._reader.hang_up(together=False)

@@ -96,6 +96,7 @@ class Reader:
     # Words.
 
     def send(self, word: Word, a: int = 0, b: int = 0, c: int = -1, data: bytes = b"") -> None:
+        self._board.check()  # else one that needs nobody would go on without the others
         self._shelves.settle()  # what was laid down is there, and what was given has been read
         self.asked_s = time.monotonic()
         try:
@@ -206,9 +207,10 @@ class Reader:
         recipe = sums[k]
         member, slot = recipe.home
         owner = member == self._rank
-        out = self._shelves.vec(member, slot)
         if recipe.private and not owner:
             out = made[k] = self._memory()
+        else:
+            out = self._shelves.vec(member, slot)
         terms = self._readable(recipe.terms, sums, made)
         part = 0 if recipe.private else recipe.summers.index(self._rank)
         for p, tensor in enumerate(out.parts):
@@ -263,8 +265,7 @@ class Reader:
     def _comes(self, recipe: Recipe) -> bool:
         """Wait for the others' parts of a sum. False: somebody does not get on."""
         start = time.monotonic()
-        nbytes = self._shelves.vec(*recipe.home).nbytes
-        deadline = start + GRACE_S + nbytes * len(recipe.terms) / SLOW_BYTES_S
+        deadline = start + GRACE_S + self._shelves.vector_bytes * len(recipe.terms) / SLOW_BYTES_S
         while not self._is_there(recipe):
             nap(start)
             if time.monotonic() > deadline:
@@ -296,8 +297,10 @@ class Reader:
         """What was given before has been read."""
         self._spare, self._lent = [*self._spare, *self._lent][:2], []
 
-    def hang_up(self) -> None:
+    def hang_up(self, together: bool) -> None:
+        """``together``: so do all others, who have finished too."""
         self.hung_up = True
+        self._heard = lambda answer: None
         self._line.close()
         self._spare, self._lent, self._until_seen = [], [], []
-        self._shelves.close()
+        self._shelves.close(together)

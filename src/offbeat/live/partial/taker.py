@@ -193,8 +193,11 @@ class Taker:
 
     def close(self) -> None:
         """All have finished, and every result has been taken."""
+        self._hang_up(together=True)
+
+    def _hang_up(self, together: bool) -> None:
         self._link.abandon()
-        self._reader.hang_up()
+        self._reader.hang_up(together)
 
     def release(self) -> None:
         self._link.forget_failure()
@@ -204,4 +207,4 @@ class Taker:
         places = self._reader.untaken
         if places and not self._channel.rules.of_weights and not self._reader.hung_up:
             self._owed = self._reader.added_up(places)
-        self.close()
+        self._hang_up(together=False)

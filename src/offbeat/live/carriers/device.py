@@ -1,0 +1,99 @@
+"""Device memory that other processes can open: CUDA IPC, through the driver's own library.
+
+Not torch's way of sharing CUDA tensors: that counts its readers in files, and complains at the end of a process that
+has been read by others. Here memory is asked of the driver, and is one's own until `free`; who opens another's memory
+closes it again. A process that ends gives back both.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HANDLE_BYTES = 64
+_LAZY_PEER_ACCESS = 1
+_TYPES = {torch.float32: "<f4", torch.float64: "<f8"}
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_char * HANDLE_BYTES)]
+
+
+@lru_cache(maxsize=1)
+def _driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _call(name: str, *args: Any) -> None:
+    """Call the driver; raises OSError with what it says."""
+    result = getattr(_driver(), name)(*args)
+    if result:
+        words = ctypes.c_char_p()
+        _driver().cuGetErrorString(result, ctypes.byref(words))
+        raise OSError(f"{name}: {(words.value or b'unknown error').decode()}")
+
+
+class Region:
+    """Some device memory: one's own, or another process's."""
+
+    def __init__(self, pointer: int, device: torch.device, own: bool) -> None:
+        self._pointer, self._device, self._own = pointer, device, own
+
+    @classmethod
+    def make(cls, nbytes: int, device: torch.device) -> Region:
+        pointer = ctypes.c_uint64()
+        with torch.cuda.device(device):
+            torch.cuda.init()  # the driver's calls need the context that torch makes
+            try:
+                _call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(max(nbytes, 1)))
+            except OSError:
+                torch.cuda.empty_cache()  # torch may keep free memory for itself
+                _call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(max(nbytes, 1)))
+        return cls(int(pointer.value), device, own=True)
+
+    @classmethod
+    def open(cls, handle: bytes, device: torch.device) -> Region:
+        """Another process's, by its handle."""
+        pointer, given = ctypes.c_uint64(), _Handle()
+        ctypes.memmove(ctypes.byref(given), handle, HANDLE_BYTES)
+        with torch.cuda.device(device):
+            _call("cuIpcOpenMemHandle_v2", ctypes.byref(pointer), given, ctypes.c_uint(_LAZY_PEER_ACCESS))
+        return cls(int(pointer.value), device, own=False)
+
+    @property
+    def handle(self) -> bytes:
+        """What another process opens it by."""
+        given = _Handle()
+        with torch.cuda.device(self._device):
+            _call("cuIpcGetMemHandle", ctypes.byref(given), ctypes.c_uint64(self._pointer))
+        return ctypes.string_at(ctypes.byref(given), HANDLE_BYTES)
+
+    def tensor(self, dtype: torch.dtype, numel: int, offset: int) -> Tensor:
+        """A view of it, which does not keep it: nobody may look at it after ``free``."""
+        if not numel:
+            return torch.empty(0, dtype=dtype, device=self._device)
+        return torch.as_tensor(_View(self._pointer + offset, numel, _TYPES[dtype]), device=self._device)
+
+    def free(self) -> None:
+        """Give it back, or close it."""
+        pointer, self._pointer = self._pointer, 0
+        if pointer:
+            with torch.cuda.device(self._device):
+                _call("cuMemFree_v2" if self._own else "cuIpcCloseMemHandle", ctypes.c_uint64(pointer))
+
+
+class _View:
+    """Numbers in device memory, as the libraries that know CUDA tell one another of them."""
+
+    def __init__(self, pointer: int, numel: int, kind: str) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (numel,),
+            "typestr": kind,
+            "data": (pointer, False),
+            "version": 3,
+            "strides": None,
+        }
