@@ -101,7 +101,7 @@ def diloco(
             me.step(await Grad())
             if (t + 1 + overlap) % n == 0:
                 f = turn(t + 1)
-                await average.begin(theta[f] - x[f])
+                await average.begin(theta[f] - x[f], f)
             if (t + 1) % n == 0 and average.sent is not None:
                 await outer_step(turn(t + 1))
         if average.sent is not None:

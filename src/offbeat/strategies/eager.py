@@ -22,7 +22,7 @@ from offbeat.method import (
     topology,
     whole,
 )
-from offbeat.strategies.common import Sync, optional, own_gradient, rules
+from offbeat.strategies.common import Sync, optional, own_gradient, rules, sends_all
 
 PAPER = Paper(
     name="eager",
@@ -84,6 +84,7 @@ def eager(
     """
     whole("per_node", per_node, 1)
     one_of("stale", stale, ("carry", "drop", "fade"))
+    sends_all("eager", codec)
     one_of("apply", apply, ("queue", "latest"))
     absent: Absent = "drop" if stale == "drop" else "carry"
     how = rules(

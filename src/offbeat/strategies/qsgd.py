@@ -50,6 +50,6 @@ def qsgd(bits: int = 8, bucket: int = 512) -> Body:
     async def body(me: Replica) -> None:
         everyone = topology.everyone(me.size)
         async for t in me.steps():
-            me.step(await GradMix(everyone(t), Q))
+            me.step(await GradMix(everyone(t), Q, gathers=True))
 
     return body

@@ -20,11 +20,12 @@ from offbeat.method import (
     Vec,
     Wait,
     method,
+    nothing_lost,
     one_of,
     topology,
     whole,
 )
-from offbeat.strategies.common import Sync, optional, own_gradient, rules
+from offbeat.strategies.common import Sync, optional, own_gradient, rules, sends_all
 
 PAPER = Paper(
     name="wagma",
@@ -93,6 +94,7 @@ def wagma(
     """
     whole("per_node", per_node, 1)
     optional("group", group)
+    sends_all("wagma", codec)
     one_of("merge", merge, ("paper", "correct"))
     corrects = merge == "correct" or late > 0
     absent: Absent = "shared" if corrects else "last"
@@ -108,7 +110,8 @@ def wagma(
 
     def channel(me: Replica, apply: Callable[[list[Got]], None], holds: Callable[[], Vec | None]) -> Channel:
         P = Nodes(me.size, per_node).count
-        return Channel("wagma", topology.groups(P, group), how.among(P), apply, codec, holds, per_node)
+        lost = me.recall(lost=nothing_lost(me.x) if codec else None).lost
+        return Channel("wagma", topology.groups(P, group), how.among(P), apply, codec, holds, per_node, lost)
 
     async def paper(me: Replica) -> None:
         # With a codec the displacement from the common beginning travels. (A nearer anchor, such as the last full

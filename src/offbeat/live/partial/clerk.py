@@ -282,7 +282,8 @@ class Clerk:
         if codec is None:
             self._sums.total(buffer, ranks, version)
         else:
-            self._sums.coded_total(buffer, ranks, version, codec, (self._seed, self._rank, version))
+            key, gives = (self._seed, self._rank, version), given.share is not None
+            self._sums.coded_total(buffer, ranks, version, codec, key, gives, self._channel.lost)
         if not self._divides_early(divisor):
             for p in buffer.parts:
                 p.div_(divisor)
