@@ -21,7 +21,7 @@ from offbeat.method import (
     whole,
 )
 
-LATER = "local_sgd, adaptive, dasgd or diloco, which send later what was left out"
+LATER = "local_sgd, adaptive, dasgd or diloco, which keep it and send it with the next average"
 Sync = Literal["barrier", "bounded"]
 
 
@@ -35,11 +35,11 @@ def optional(name: str, value: int | None) -> int | None:
     return None if value is None else whole(name, value, 1)
 
 
-def sends_all(name: str, Q: Codec | None) -> None:
+def sends_all(Q: Codec | None) -> None:
     """Refuse a codec that leaves numbers out, where a method has no way to send them later."""
     if Q is not None and codec.leaves_out(Q):
         raise ValueError(
-            f"{name} has no way to send later what {Q.name} leaves out; use bf16, fp16, int8 or qsgd8, or {LATER}"
+            f"nothing sends later what {Q.name} leaves out; use bf16, fp16, int8 or qsgd8 here, or {LATER}"
         )
 
 

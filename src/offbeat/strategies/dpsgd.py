@@ -51,7 +51,7 @@ def dpsgd(
     Example: ``ob.dpsgd("torus")``
     """
     graph = named(graph)
-    sends_all("dpsgd", codec)
+    sends_all(codec)
     one_of("order", order, ("cta", "atc"))
 
     async def body(me: Replica) -> None:

@@ -84,7 +84,7 @@ def eager(
     """
     whole("per_node", per_node, 1)
     one_of("stale", stale, ("carry", "drop", "fade"))
-    sends_all("eager", codec)
+    sends_all(codec)
     one_of("apply", apply, ("queue", "latest"))
     absent: Absent = "drop" if stale == "drop" else "carry"
     how = rules(

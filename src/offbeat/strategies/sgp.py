@@ -50,7 +50,7 @@ def sgp(graph: str | Iterable[Edge] = "one_peer_exponential", codec: Codec | Non
     Example: ``ob.sgp()``
     """
     graph = named(graph)
-    sends_all("sgp", codec)
+    sends_all(codec)
 
     async def body(me: Replica) -> None:
         A, gossip = topology.graph(graph, me.size), Gossip(codec)

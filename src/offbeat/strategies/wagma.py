@@ -94,7 +94,7 @@ def wagma(
     """
     whole("per_node", per_node, 1)
     optional("group", group)
-    sends_all("wagma", codec)
+    sends_all(codec)
     one_of("merge", merge, ("paper", "correct"))
     corrects = merge == "correct" or late > 0
     absent: Absent = "shared" if corrects else "last"

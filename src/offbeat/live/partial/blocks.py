@@ -53,22 +53,23 @@ class BlockSums:
     def coded_total(
         self,
         given: RoundBuffer,
+        own: RoundBuffer | None,
         ranks: tuple[int, ...],
         version: int,
         codec: Codec,
         key: tuple[int, int, int],
-        gives: bool,
         lost: Vec | None,
+        of_weights: bool,
     ) -> None:
-        """The same of coded vectors. Who gives nothing adds nothing, whatever its codec makes of zeros."""
+        """The same of coded vectors, of which mine is ``own``. Of gradients who gives nothing adds nothing, whatever
+        its codec makes of zeros; weights are there of all, also of those with nothing new in them to record."""
         group, what, record = self._group(ranks), f"round {version}", given.record
         assert group is not None, "what goes to nobody is not coded"
-        own = given if gives else None
         stretches = Stretches(given, codec, len(ranks))
         phases = TwoPhases(CodedShare(own, stretches, ranks.index(self._rank), key, lost), group)
         self.wire_bytes += phases.wire_bytes
         self._waiter.wait([group.all_reduce(torch.from_numpy(record)), phases.to_owners()], what)
-        self._waiter.wait([phases.to_all([bool(record[r]) for r in ranks])], what)
+        self._waiter.wait([phases.to_all([of_weights or bool(record[r]) for r in ranks])], what)
         phases.result(given)
 
     def give_up(self) -> None:
