@@ -95,8 +95,8 @@ class Mix(Effect[Vec]):
     ``gathers``: everybody gets everybody's coded share instead, and decodes all of them. So it is along a graph. One's
     own share is coded then as others get it; what goes to nobody is not coded.
 
-    ``lost``: what coding has lost so far, to be added to ``x`` (``nothing_lost`` at the beginning). It is read when
-    the request is made, and holds what was lost this time when the answer is there.
+    ``lost``: what coding has lost so far, to be added to ``x`` (``nothing_lost`` at the beginning). When the answer is
+    there it holds what was lost this time; until then neither it nor ``x`` may change.
     """
 
     x: Vec

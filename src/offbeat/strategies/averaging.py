@@ -33,13 +33,15 @@ class Averager:
         self._me, self._codec = me, sent_to(codec, me.size - 1)
         if self._codec is not None:
             me.recall(anchor=me.model.clone(), lost=nothing_lost(me.model))
+            self._moved = me.model.clone()  # fresh pages are slow
 
     async def __call__(self, W: Mixing) -> Vec:
         if self._codec is None:
             return await Mix(self._me.model, W)
         mem = self._me.memory
         anchor: Vec = mem.anchor
-        anchor.add_(await Mix(self._me.model - anchor, W, self._codec, mem.lost))
+        moved = self._moved.copy_(self._me.model).add_(anchor, alpha=-1.0)
+        anchor.add_(await Mix(moved, W, self._codec, mem.lost))
         return anchor
 
 

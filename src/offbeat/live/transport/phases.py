@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from offbeat.live.transport.group import Group
-from offbeat.tensors.stretches import CodedShare, joined
+from offbeat.tensors.stretches import CodedShare
 from offbeat.tensors.vector import Vec
 
 
@@ -27,8 +27,7 @@ class TwoPhases:
         share = self._share
         outgoing = [0 if place == share.place else n for place, n in enumerate(share.stretches.lengths)]
         incoming = [0 if place == share.place else self._own for place in self._places]
-        messages = [m for m in share.messages if m is not None and m.numel()]
-        sent = joined(messages).cpu() if share.gives else torch.zeros(sum(outgoing), dtype=torch.uint8)
+        sent = torch.zeros(sum(outgoing), dtype=torch.uint8) if share.sent is None else share.sent.cpu()
         received = torch.empty(sum(incoming), dtype=torch.uint8)
         self._received = list(received.split(incoming))
         return self._group.all_to_all(received, sent, incoming, outgoing)
@@ -36,7 +35,6 @@ class TwoPhases:
     def to_all(self, gives: Sequence[bool]) -> dist.Work:
         """Start the second phase: the sum of my stretch, of those who give something, to all."""
         theirs = [m if there else None for m, there in zip(self._received, gives, strict=True)]
-        theirs[self._share.place] = None
         own_sum = self._share.own_sum(theirs).cpu()
         longest = max(self._share.stretches.lengths)  # Gloo wants all equally long
         self._sums = list(torch.empty(len(self._places), longest, dtype=torch.uint8))
@@ -44,6 +42,5 @@ class TwoPhases:
 
     def result(self, out: Vec | None = None) -> Vec:
         """The sum of what all gave. What was lost is noted now."""
-        total = self._share.result(self._sums, out)
-        self._share.keep()
-        return total
+        self._share.keep()  # first: the sum may be written over what was given
+        return self._share.result(self._sums, out)
