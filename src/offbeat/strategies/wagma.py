@@ -79,7 +79,8 @@ def wagma(
     ``sync="bounded"`` replaces the full rounds by a bound: nothing older than ``staleness`` rounds is ever averaged in
     (default: ``tau``). ``late=1`` hides a round behind the next step's computation, and implies ``merge="correct"``.
     ``per_node=8``: eight consecutive ranks average their gradients in step, over the fast links inside a machine, and
-    are one of the P workers to the groups; the ``codec`` is for what travels between nodes.
+    are one of the P workers to the groups; the ``codec`` is for what travels between nodes, and what it loses is given
+    to the next round.
 
     *When it helps*: stragglers that change from step to step, at a scale where one all-reduce a step is too much.
     *When it hurts*: very small τ (everybody waits again) or very large τ (replicas drift). With ``merge="paper"`` the

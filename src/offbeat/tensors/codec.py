@@ -1,8 +1,12 @@
 """What goes over the wire, and how many bytes it takes.
 
-A codec turns a flat tensor into a message of bytes and back. Quantised values cannot be summed on the way, so a
-strategy gathers the messages of all workers and every worker decodes and averages them itself, its own included.
-What goes to nobody is not coded (``sent_to``): one worker, or a group of one, trains as without a codec.
+A codec turns a flat tensor into a message of bytes and back. Quantised values cannot be summed on the way. A group
+therefore sums in two phases: each member is sent everybody's coded part of one stretch, sums it, codes the sum, and
+sends it to all, which is about two messages a worker however many there are. ``qsgd`` gathers everybody's message on
+every worker instead, as its paper does, and so does mixing along a graph. What goes to nobody is not coded
+(``sent_to``): one worker, or a group of one, trains as without a codec.
+
+Methods that average weights keep what a codec lost and send it with the next average (``Mix(…, lost=…)``).
 
 | codec | what it does | what it costs |
 | --- | --- | --- |
@@ -10,10 +14,15 @@ What goes to nobody is not coded (``sent_to``): one worker, or a group of one, t
 | ``fp16()`` | cast; above 65504 it becomes infinite | 2 bytes a number |
 | ``int8()`` | nearest of 255 levels, scaled by each bucket's max | 1 byte, and 4 a bucket |
 | ``qsgd(b)`` | QSGD: stochastic rounding, right on average | b bits, and 4 bytes a bucket |
+| ``topk(k)`` | the k largest of each chunk of 4,096, in four sizes | 14 bits for each of them, and 16 bytes a chunk |
 
-*Broken numbers stay broken.* A bucket that holds a NaN or an infinity decodes to NaN as a whole, so that a diverged
-worker is seen by everybody. *float64* is quantised and decoded in float64, but a bucket's norm travels as float32: the
+*Broken numbers stay broken.* A bucket or chunk that holds a NaN or an infinity decodes to NaN as a whole, so that a
+diverged worker is seen by everybody. *float64* is quantised and decoded in float64, but a bucket's norm travels as float32: the
 result is as good as the norm's 24 bits, and a norm outside float32's range decodes to NaN (too big) or 0 (too small).
+
+*Codecs of your own* have a ``name``, ``encode``, ``decode`` and ``message_bytes``. Where numbers are coded together,
+say in ``bucket`` how many, and no bucket is cut apart; ``leaves_out = True`` says that most numbers are left out; and
+``decode_into(message, out)``, if there is one, saves fresh memory.
 
 Reference: Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, NeurIPS 2017.
 """
@@ -311,7 +320,8 @@ def bf16() -> Codec:
 
 
 def fp16() -> Codec:
-    """Half the bytes of float32, 11 bits of mantissa. Numbers above 65504 become infinite, not silently smaller."""
+    """Half the bytes of float32, 11 bits of mantissa. Numbers above 65504 become infinite, not silently smaller, and so
+    do sums of a group's numbers."""
     return Cast("fp16", torch.float16)
 
 
