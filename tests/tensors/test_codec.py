@@ -262,7 +262,7 @@ def test_a_chunk_with_more_broken_numbers_than_it_sends_is_broken_as_a_whole(c: 
 
 @pytest.mark.parametrize("c", [codec.int8(), codec.int8(300), codec.qsgd(5, 300)], ids=name)
 def test_long_messages_are_worked_on_in_blocks_that_leave_no_seam(c: codec.Levels) -> None:
-    n = 3 * 2**17 + 77
+    n = 3 * 2**18 + 77
     x = gaussian(n)
     y = through(c, x, 1)
     step = torch.nn.functional.pad(x.abs(), (0, -n % c.bucket)).view(-1, c.bucket).amax(1) / c.s

@@ -17,8 +17,9 @@ Methods that average weights keep what a codec lost and send it with the next av
 | ``topk(k)`` | the k largest of each chunk of 4,096, in four sizes | 14 bits for each of them, and 16 bytes a chunk |
 
 *Broken numbers stay broken.* A bucket or chunk that holds a NaN or an infinity decodes to NaN as a whole, so that a
-diverged worker is seen by everybody. *float64* is quantised and decoded in float64, but a bucket's norm travels as float32: the
-result is as good as the norm's 24 bits, and a norm outside float32's range decodes to NaN (too big) or 0 (too small).
+diverged worker is seen by everybody. *float64* is quantised and decoded in float64, but a bucket's norm travels as
+float32: the result is as good as the norm's 24 bits, and a norm outside float32's range decodes to NaN (too big) or 0
+(too small).
 
 *Codecs of your own* have a ``name``, ``encode``, ``decode`` and ``message_bytes``. Where numbers are coded together,
 say in ``bucket`` how many, and no bucket is cut apart; ``leaves_out = True`` says that most numbers are left out; and
@@ -41,7 +42,7 @@ from offbeat.basics import draw
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _NORM_BYTES = 4
-_BLOCK = 1 << 17  # numbers worked on at a time: with what is made of them they fit a core's cache
+_BLOCK = 1 << 18  # numbers worked on at a time: with what is made of them they fit a core's cache
 _PLACE_BITS, _BIN_BITS, _BINS = 12, 2, 4
 
 
@@ -125,11 +126,15 @@ class Levels:
         norms, codes = self._split(message, n)
         # One generator for all blocks: the draws of a message come from its key alone.
         draws = draw.generator(*key, device=x.device) if self.rounding == "stochastic" else None
+        room = torch.empty(0, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
         for lo, hi in self._blocks(n, x.device):
             v = self._buckets(x[lo:hi])
+            if room.numel() < v.numel():
+                room = torch.empty_like(v).view(-1)  # for all blocks: fresh pages are slow
+            memory = room[: v.numel()].view(v.shape)
             of_block = norms[lo // self.bucket : -(-hi // self.bucket)]
-            of_block.copy_(self._norms(v))
-            self._put(self._levels(v, of_block, draws).view(-1)[: hi - lo], codes, lo, hi)
+            of_block.copy_(self._norms(v, memory))
+            self._put(self._levels(v, of_block, draws, memory).view(-1)[: hi - lo], codes, lo, hi)
         return message
 
     def decode(self, message: Tensor, like: Tensor) -> Tensor:
@@ -191,17 +196,17 @@ class Levels:
         width = min(self.bucket, x.numel())
         return (torch.nn.functional.pad(x, (0, -x.numel() % width)) if x.numel() % width else x).view(-1, width)
 
-    def _norms(self, v: Tensor) -> Tensor:
-        top = v.abs().amax(1)
+    def _norms(self, v: Tensor, memory: Tensor) -> Tensor:
+        top = torch.abs(v, out=memory).amax(1)
         if self.norm == "l2":
             # Squares of large or small float32 numbers leave float32's range; those of v / top do not.
             top = top * torch.linalg.vector_norm(v / torch.where(top > 0, top, 1)[:, None], dim=1)
         return top
 
-    def _levels(self, v: Tensor, norms: Tensor, draws: torch.Generator | None) -> Tensor:
+    def _levels(self, v: Tensor, norms: Tensor, draws: torch.Generator | None, memory: Tensor) -> Tensor:
         """The signed levels of one block, as floats."""
         fine = torch.isfinite(norms) & (norms > 0)
-        a = v / torch.where(fine, norms, 1).to(v.dtype)[:, None]
+        a = torch.div(v, torch.where(fine, norms, 1).to(v.dtype)[:, None], out=memory)
         if v.is_cuda or not fine.all():
             # Casting NaN to an integer is undefined. A broken bucket sends zeros instead, and its norm tells the tale:
             # 0 × NaN and 0 × inf are both NaN.

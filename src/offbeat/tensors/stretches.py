@@ -152,7 +152,8 @@ class CodedShare:
                     total += self._read(message, piece, decoded)
             coded[piece.start : piece.stop].copy_(self._code(total, piece))
             if self._lost is not None:
-                self._errors.append(total.sub_(self._read(coded, piece, decoded)).clone())
+                error = self._own[i] if self._own else torch.empty_like(total)  # which nobody needs any more
+                self._errors.append(torch.sub(total, self._read(coded, piece, decoded), out=error))
         return coded
 
     def keep(self) -> None:
