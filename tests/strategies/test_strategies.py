@@ -22,6 +22,7 @@ from offbeat import topology
 from offbeat.method.effects import Begin, Finish, Grad, GradMix, Mix, Next, Ticket, Turn
 from offbeat.method.replica import Replica
 from offbeat.method.strategy import Strategy
+from offbeat.tensors.stretches import CodedShare, Stretches, coded_mean
 from offbeat.tensors.sums import coded, mean, weighted
 from offbeat.tensors.vector import Vec
 from offbeat.topology import matchings
@@ -48,12 +49,19 @@ STRATEGIES = {
     "streaming": ob.diloco(6, fragments=2, overlap=1, merge=0.5),
     "noloco": ob.noloco(3),
 }
-CODECS = {"bf16": ob.codec.bf16(), "int8": ob.codec.int8(), "qsgd": ob.codec.qsgd(4)}
+CODECS = {
+    "bf16": ob.codec.bf16(),
+    "int8": ob.codec.int8(bucket=4),  # of which several workers own some
+    "qsgd": ob.codec.qsgd(4),
+    "topk": ob.codec.topk(16, chunk=64),
+}
+SEND_LATER = {"local_sgd", "adaptive", "dasgd", "diloco"}  # what a codec left out
 CODED = {
     f"{name}, {word}": ob.strategy(made.name, **{**made.settings, "codec": codec})
     for name, made in STRATEGIES.items()
     if "codec" in made.settings
     for word, codec in CODECS.items()
+    if word != "topk" or made.name in SEND_LATER
 }
 ALL = STRATEGIES | CODED
 
@@ -280,6 +288,7 @@ class Lockstep:
         self.asked = [body.send(None) for body in self.body]
         self.seq = [0] * workers
         self.posts: dict[int, dict[int, tuple[Any, Any]]] = {}
+        self.means: dict[int, Vec | None] = {}
 
     def _updater(self, rank: int) -> Callable[[Vec], None]:
         def update(g: Vec) -> None:
@@ -315,6 +324,10 @@ class Lockstep:
         W = posts[r][1]
         block = W.block(r)
         shares = {j: x for j, (x, _) in posts.items()}
+        if block and isinstance(shares[r], CodedShare):
+            if effect.ticket.seq not in self.means:
+                self.means[effect.ticket.seq] = coded_mean([shares[j] for j in block], len(block))
+            return self._send(r, self.means[effect.ticket.seq])
         if block:
             return self._send(r, mean([shares[j] for j in block], len(block)))
         return self._send(r, weighted((w, shares[j]) for j, w in W.row(r).items()))
@@ -326,7 +339,10 @@ class Lockstep:
     def _post(self, r: int, x: Vec, effect: Any) -> InFlight:
         ticket = InFlight(self.seq[r])
         self.seq[r] += 1
-        share = coded(x, effect.codec, (r,)) if effect.codec else x.clone()
+        share: Any = coded(x, effect.codec, (r,)) if effect.codec else x.clone()
+        if isinstance(effect, Mix) and effect.in_two_phases(r):
+            assert effect.codec is not None
+            share = CodedShare(x, Stretches(x, effect.codec, len(self.me)), r, (r,), effect.lost)
         self.posts.setdefault(ticket.seq, {})[r] = (share, effect.W)
         return ticket
 
@@ -348,7 +364,8 @@ def test_a_run_that_is_stopped_and_resumed_ends_as_one_that_was_not(name: str, s
 def test_what_is_remembered_is_plain_enough_for_a_checkpoint(name: str) -> None:
     for memory in Lockstep(ALL[name], 3).run(until=5).memory:
         for value in vars(memory).values():
-            assert value is None or isinstance(value, int | float | Vec)
+            for one in value if isinstance(value, list) else [value]:
+                assert one is None or isinstance(one, int | float | Vec)
 
 
 def test_a_checkpoint_catches_something_under_way() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import offbeat as ob
 
 IN_NODES = {"eager, in nodes", "wagma, in nodes"}
+IN_SMALL_BUCKETS = "coded in small buckets"  # which several workers own; a record holds a codec by its name alone
 TIMED: dict[str, ob.Strategy] = {
     "eager": ob.eager(),
     "eager, majority": ob.eager("majority", sync_every=5),
@@ -17,6 +18,7 @@ TIMED: dict[str, ob.Strategy] = {
     "eager, every step": ob.eager(catch_up="every_step"),
     "eager, everyone": ob.eager("everyone"),
     "eager, coded": ob.eager(codec=ob.codec.qsgd(8)),
+    "eager, coded in small buckets": ob.eager(codec=ob.codec.int8(bucket=7)),
     "eager, in nodes": ob.eager(per_node=2),
     "wagma": ob.wagma(),
     "wagma, tau 3": ob.wagma(tau=3),
@@ -25,6 +27,7 @@ TIMED: dict[str, ob.Strategy] = {
     "wagma, every step": ob.wagma(catch_up="every_step"),
     "wagma, bounded": ob.wagma(sync="bounded", staleness=3),
     "wagma, coded": ob.wagma(codec=ob.codec.qsgd(8)),
+    "wagma, correct and coded in small buckets": ob.wagma(merge="correct", codec=ob.codec.int8(bucket=7)),
     "wagma, in nodes": ob.wagma(per_node=2),
     "ad_psgd": ob.ad_psgd(),
     "ad_psgd, ring": ob.ad_psgd("ring"),

@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 from offbeat.tensors import codec
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-ALL = [codec.bf16(), codec.fp16(), codec.int8(), codec.qsgd(2), codec.qsgd(5), codec.qsgd(8), codec.qsgd(16)]
+LARGEST = [codec.topk(128, 512), codec.topk(128, 512, floats=True)]
+ALL = [
+    *(codec.bf16(), codec.fp16(), codec.int8(), codec.qsgd(2), codec.qsgd(5), codec.qsgd(8), codec.qsgd(16)),
+    *LARGEST,
+]
 LEVELS = [codec.int8(bucket=64), codec.qsgd(2, 64), codec.qsgd(4, 64), codec.qsgd(8, 64), codec.qsgd(4, 64, "l2")]
 
 
@@ -196,6 +200,78 @@ def test_a_float64_norm_beyond_float32_becomes_nan() -> None:
     assert bool(through(codec.qsgd(), torch.tensor([1e300, 1.0], dtype=torch.float64), 1).isnan().all())
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_largest_of_each_chunk_arrive_and_nothing_else(dtype: torch.dtype) -> None:
+    x, c = gaussian(1100).to(dtype), codec.topk(20, 300, floats=True)  # numbers that a float32 holds
+    y = through(c, x, 1)
+    for at in range(0, 1100, 300):
+        chunk, came = x[at : at + 300], y[at : at + 300]
+        assert torch.equal(came[came != 0], chunk[came != 0])
+        assert int((came != 0).sum()) == 20
+        assert float(chunk[came == 0].abs().max()) <= float(chunk[came != 0].abs().min())
+
+
+def test_whole_chunks_of_plain_numbers_lose_nothing() -> None:
+    for n in (1, 4096, 9000):
+        x = gaussian(n)
+        assert torch.equal(through(codec.topk(4096, floats=True), x, 1), x)
+
+
+def test_two_bits_say_which_of_four_means_a_number_is_taken_for() -> None:
+    x, plain = gaussian(4096) ** 3, codec.topk(200, floats=True)
+    sent, came = through(plain, x, 1), through(codec.topk(200), x, 1)
+    assert torch.equal(sent != 0, came != 0)
+    values = came[came != 0].unique()
+    assert len(values) == 4
+    for value in values:
+        torch.testing.assert_close(sent[came == value].mean(), value)
+    inner, outer = values.abs().sort().values.split(2)
+    assert inner.max() < outer.min()
+    assert float((sent - came).square().sum()) < 0.2 * float(sent.square().sum())
+
+
+@settings(deadline=None, max_examples=100)
+@given(numel=st.integers(0, 700), chunk=st.integers(1, 300), data=st.data(), floats=st.booleans())
+def test_a_number_of_the_largest_takes_fourteen_bits(numel: int, chunk: int, data: st.DataObject, floats: bool) -> None:
+    c, x = codec.topk(data.draw(st.integers(1, chunk)), chunk, floats), gaussian(numel, seed=numel)
+    full, rest = divmod(numel, chunk)
+    kept = full * c.k + min(c.k, rest)
+    message = c.encode(x, (1,))
+    size = 4 * kept if floats else 16 * (full + (rest > 0)) + math.ceil(kept * 2 / 8)
+    assert message.numel() == c.message_bytes(numel, 4) == size + math.ceil(kept * 12 / 8)
+    assert int((c.decode(message, x) != 0).sum()) <= kept
+
+
+def test_every_place_in_a_chunk_can_be_named() -> None:
+    for place in (0, 1, 2047, 2048, 4095):
+        x = torch.zeros(2 * 4096)
+        x[4096 + place] = 3.0
+        for c in (codec.topk(1), codec.topk(1, floats=True)):
+            assert torch.equal(through(c, x, 1), x)
+
+
+@pytest.mark.parametrize("c", LARGEST, ids=name)
+def test_a_chunk_with_more_broken_numbers_than_it_sends_is_broken_as_a_whole(c: codec.TopK) -> None:
+    x = gaussian(1500)
+    x[512:1000] = math.nan
+    y = through(c, x, 1)
+    assert bool(y[512:1024].isnan().all())
+    assert bool(y[:512].isfinite().all())
+    assert bool(y[1024:].isfinite().all())
+
+
+@pytest.mark.parametrize("c", [codec.int8(), codec.int8(300), codec.qsgd(5, 300)], ids=name)
+def test_long_messages_are_worked_on_in_blocks_that_leave_no_seam(c: codec.Levels) -> None:
+    n = 3 * 2**18 + 77
+    x = gaussian(n)
+    y = through(c, x, 1)
+    step = torch.nn.functional.pad(x.abs(), (0, -n % c.bucket)).view(-1, c.bucket).amax(1) / c.s
+    assert bool(((y - x).abs() <= step.repeat_interleave(c.bucket)[:n] * 1.001).all())
+    cut = n // 2 // c.bucket * c.bucket
+    if c.rounding == "nearest":
+        assert torch.equal(torch.cat([through(c, x[:cut], 1), through(c, x[cut:], 1)]), y)
+
+
 def test_elias_omega_codes_are_the_known_ones_and_can_be_read_back() -> None:
     assert [codec.elias_omega(n) for n in (1, 2, 3, 4, 16)] == ["0", "100", "110", "101000", "10100100000"]
     for n in [*range(1, 2000), 2**31, 2**40 + 1]:
@@ -224,8 +300,10 @@ def test_the_elias_estimate_counts_the_bits_of_the_real_codes(c: codec.Levels, s
 
 def test_codecs_are_found_by_name() -> None:
     assert codec.parse("none") is None
-    for c in (codec.bf16(), codec.fp16(), codec.int8(), *map(codec.qsgd, range(2, 17))):
+    largest = (codec.topk(), codec.topk(1), codec.topk(4096), codec.topk(64, floats=True))
+    for c in (codec.bf16(), codec.fp16(), codec.int8(), *map(codec.qsgd, range(2, 17)), *largest):
         assert codec.parse(c.name) == c
+    assert codec.parse("topk") == codec.topk(64)
     assert codec.parse(" QSGD4 ") == codec.qsgd(4)
 
 
@@ -235,6 +313,10 @@ def test_codecs_are_found_by_name() -> None:
         (lambda: codec.parse("zip"), "there is no codec 'zip'; use none, bf16"),
         (lambda: codec.parse("qsgd"), "there is no codec 'qsgd'"),
         (lambda: codec.parse("qsgd17"), "17 bits cannot hold .* use 2 to 16"),
+        (lambda: codec.parse("topk5000"), "5000 numbers cannot be taken from a chunk of 4096; use 1 to 4096"),
+        (lambda: codec.topk(0), "0 numbers cannot be taken"),
+        (lambda: codec.topk(3, chunk=5000), "a chunk of 5000 numbers do not fit 12 bits"),
+        (lambda: codec.topk().decode(torch.zeros(5, dtype=torch.uint8), torch.zeros(2)), "for 2 numbers is 20 bytes"),
         (lambda: codec.qsgd(1), "1 bits"),
         (lambda: codec.qsgd(8, 0), "a bucket of 0 numbers"),
         (lambda: codec.qsgd(norm="l1"), "no norm 'l1'"),  # type: ignore[arg-type]

@@ -60,7 +60,8 @@ Parameters = Annotated[
 ]
 Seed = Annotated[str, typer.Option(metavar="N", help="Of weights, delays and every random choice.")]
 CodecName = Annotated[
-    str | None, typer.Option("--codec", metavar="NAME", help="What travels: none, bf16, fp16, int8, qsgd2 … qsgd16.")
+    str | None,
+    typer.Option("--codec", metavar="NAME", help="What travels: none, bf16, fp16, int8, qsgd2 … qsgd16, topk64."),
 ]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of the strategy; may be repeated.")

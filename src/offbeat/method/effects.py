@@ -22,11 +22,19 @@ from typing import Any, Generic, TypeVar
 from offbeat.rounds.micro import Stop
 from offbeat.rounds.rules import Rules
 from offbeat.rounds.seat import Got as Got
-from offbeat.tensors.codec import Codec
+from offbeat.tensors.codec import Codec, leaves_out, sent_to
 from offbeat.tensors.vector import Vec
 from offbeat.topology import Mixing
 
 T = TypeVar("T")
+
+
+def _keeps_what_it_leaves_out(codec: Codec | None, lost: Vec | None) -> None:
+    if codec is not None and leaves_out(codec) and lost is None:
+        raise ValueError(
+            f"{codec.name} leaves most numbers out, and nothing keeps them to be sent later; "
+            f"use another codec, or Mix(x, W, codec, lost=…)"
+        )
 
 
 class Effect(Generic[T]):
@@ -68,22 +76,46 @@ class GradMix(Effect[Vec | None]):
     """The gradient averaged along ``W`` while backward still runs, over those who have data.
 
     Without a codec the exchange is overlapped with backward, bucket by bucket; with one it follows backward.
+    ``gathers``: as in ``Mix``.
     """
 
     W: Mixing
     codec: Codec | None = None
+    gathers: bool = False
+
+    def __post_init__(self) -> None:
+        _keeps_what_it_leaves_out(self.codec, None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mix(Effect[Vec]):
     """Exchange ``x`` along my row of ``W``: Σ_j W[me, j] · x_j.
 
-    With a codec, one's own share is coded too, as others get it; what goes to nobody is not coded.
+    With a codec a whole group sums in two phases, in which each of its members sums and codes one stretch for all.
+    ``gathers``: everybody gets everybody's coded share instead, and decodes all of them. So it is along a graph. One's
+    own share is coded then as others get it; what goes to nobody is not coded.
+
+    ``lost``: what coding has lost so far, to be added to ``x`` (``nothing_lost`` at the beginning). When the answer is
+    there it holds what was lost this time; until then neither it nor ``x`` may change.
     """
 
     x: Vec
     W: Mixing
     codec: Codec | None = None
+    lost: Vec | None = None
+    gathers: bool = False
+
+    def __post_init__(self) -> None:
+        _keeps_what_it_leaves_out(self.codec, self.lost)
+
+    def in_two_phases(self, rank: int) -> bool:
+        """Whether this worker's share is summed so."""
+        if sent_to(self.codec, self.W.audience(rank)) is None:
+            return False
+        phases = not self.gathers and self.W.block(rank) is not None
+        if self.lost is not None and not phases:
+            raise ValueError(f"what a codec lost is kept where a whole group takes its mean, not along {self.W}")
+        return phases
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,6 +184,10 @@ class Channel:
     codec: Codec | None = None
     holds: Callable[[], Vec | None] = lambda: None  # what answers for me while I stand between two steps
     per_node: int = 1
+    lost: Vec | None = None  # what coding has lost, added to what is given next; a clerk writes to it during rounds
+
+    def __post_init__(self) -> None:
+        _keeps_what_it_leaves_out(self.codec, self.lost)
 
     def mix(self, x: Vec, t: int) -> Offer:
         """Deposit ``x``, made in step ``t``; the results that are there to be applied, oldest first."""

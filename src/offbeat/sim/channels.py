@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import simpy
@@ -21,11 +21,12 @@ from offbeat.method.replica import Replica
 from offbeat.rounds.referee import Notice, Referee
 from offbeat.rounds.seat import Event, Freshness, Given, Got, Outcome, Seat
 from offbeat.runs.trace import Round, Trace
+from offbeat.sim.costs import sum_cost
 from offbeat.sim.network import Network
 from offbeat.tensors.codec import sent_to
-from offbeat.tensors.sums import coded, mean
+from offbeat.tensors.stretches import Stretches, coded_mean, shares
+from offbeat.tensors.sums import mean
 from offbeat.tensors.vector import Vec
-from offbeat.tensors.wire import all_gather_bytes, all_reduce_bytes, message_bytes
 from offbeat.topology.hierarchy import Nodes
 
 FLUSH = -1  # who starts it
@@ -37,6 +38,7 @@ class Chair:
 
     me: Replica
     seat: Seat
+    channel: Channel
     wanted: int = 0  # results that must be there before `wake` is called
     wake: Callable[[], None] | None = None
     waits_since: dict[int, float] = field(default_factory=dict)  # round → since when it is waited for
@@ -70,7 +72,7 @@ class SimulatedChannel:
     def open(self, me: Replica, channel: Channel, x: Vec | None) -> None:
         rank, log = self.nodes.of(me.rank), None if self._logs is None else self._logs[me.rank]
         seat = Seat(channel.rules, channel.whom, self.nodes, rank, x, log=log)
-        self.chairs[rank] = Chair(me, seat)
+        self.chairs[rank] = Chair(me, seat, channel)
 
     # The worker.
 
@@ -156,7 +158,8 @@ class SimulatedChannel:
             self._over(ranks)
             return
         given = {r: seat.snapshot(version, flush) for r, seat in seats.items()}
-        value = summed(self.channel, given, self.chairs[ranks[0]].me, version, seats[ranks[0]].divisor(ranks))
+        divisor, lost = seats[ranks[0]].divisor(ranks), {r: self.chairs[r].channel.lost for r in ranks}
+        value = summed(self.channel, given, self.chairs[ranks[0]].me, version, divisor, lost)
         seconds = 0.0
         if not flush or value is not None:
             leaders = [self.nodes.leader(r) for r in ranks]
@@ -225,19 +228,19 @@ class SimulatedChannel:
         }
 
 
-def summed(channel: Channel, given: dict[int, Given], me: Replica, version: int, divisor: int) -> Vec | None:
-    """The mean of what the members of a block give; None if nobody gives anything."""
+def summed(
+    channel: Channel, given: dict[int, Given], me: Replica, version: int, divisor: int, lost: Mapping[int, Vec | None]
+) -> Vec | None:
+    """The mean of what the members of a block give; None if nobody gives anything. ``lost``: what each has lost."""
     codec = sent_to(channel.codec, len(given) - 1)
-    vecs = [(r, one.value) for r, one in given.items() if one.value is not None]
+    vecs = {r: one.value for r, one in given.items() if one.value is not None}
     if codec is not None:
-        vecs = [(r, coded(v, codec, (me.seed, r, version))) for r, v in vecs]
-    return mean([v for _, v in vecs], divisor) if vecs else None
+        return coded_mean(
+            shares(vecs, list(given), Stretches(me.x, codec, len(given)), me.seed, version, lost), divisor
+        )
+    return mean(list(vecs.values()), divisor) if vecs else None
 
 
 def charge(channel: Channel, me: Replica, network: Network, leaders: list[int]) -> tuple[float, int]:
     """How long a round among these takes, and how many bytes it sends."""
-    codec = sent_to(channel.codec, len(leaders) - 1)
-    nbytes, count = message_bytes(me.x, codec), len(leaders)
-    if codec is None:
-        return network.all_reduce_s(leaders, nbytes), all_reduce_bytes(count, nbytes)
-    return network.all_gather_s(leaders, nbytes), all_gather_bytes(count, nbytes)
+    return sum_cost(network, leaders, me.x, channel.codec)

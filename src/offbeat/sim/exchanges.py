@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 
 import simpy
 
-from offbeat.method.effects import Mix, Ticket
+from offbeat.method.effects import GradMix, Mix, Ticket
 from offbeat.method.replica import Replica
 from offbeat.runs.trace import Round, Trace
+from offbeat.sim.costs import sum_cost
 from offbeat.sim.network import Network
 from offbeat.tensors.codec import Codec, sent_to
+from offbeat.tensors.stretches import CodedShare, Stretches, coded_mean, shares
 from offbeat.tensors.sums import coded, mean, weighted
 from offbeat.tensors.vector import Vec
-from offbeat.tensors.wire import all_gather_bytes, all_reduce_bytes, message_bytes
+from offbeat.tensors.wire import message_bytes
 from offbeat.topology import Mixing
 
 BUCKET_BYTES = 25 * 2**20  # DDP's, and the live world's
@@ -41,6 +43,8 @@ class _Block:
 
     ranks: tuple[int, ...]
     x: dict[int, Vec] = field(default_factory=dict)
+    shares: dict[int, CodedShare] = field(default_factory=dict)  # instead, where it is coded in two phases
+    stretches: Stretches | None = None
     starts: dict[int, tuple[float, float, Callable[[], Vec] | None]] = field(default_factory=dict)
     pending: dict[int, Pending] = field(default_factory=dict)
 
@@ -73,9 +77,19 @@ class Exchanges:
     def mix(self, me: Replica, seq: int, effect: Mix, begun: bool) -> Pending:
         """Worker ``me`` posts its share of exchange ``seq``. What goes on changing (``begun``) is copied now."""
         rank, pending = me.rank, Pending(me.rank, self._env.now)
-        codec = sent_to(effect.codec, effect.W.audience(rank))
+        codec, ranks = sent_to(effect.codec, effect.W.audience(rank)), effect.W.block(rank)
+        if ranks is not None and effect.in_two_phases(rank):
+            assert codec is not None
+            block = self._block(seq, ranks)
+            if block.stretches is None:
+                block.stretches = Stretches(effect.x, codec, len(ranks))
+            key = (me.seed, rank, seq)
+            block.shares[rank] = CodedShare(effect.x, block.stretches, ranks.index(rank), key, effect.lost)
+            block.pending[rank] = pending
+            if len(block.pending) == len(ranks):
+                self._average(seq, block, effect.x, codec, gathers=False)
+            return pending
         x = effect.x if codec is None else coded(effect.x, codec, (me.seed, rank, seq))
-        ranks = effect.W.block(rank)
         if ranks == (rank,):
             pending.value, pending.arrived = (x.clone() if begun else x), True
         elif ranks is not None:
@@ -83,7 +97,7 @@ class Exchanges:
             block.x[rank] = x.clone() if begun and x is effect.x else x
             block.pending[rank] = pending
             if len(block.pending) == len(ranks):
-                self._average(seq, block, message_bytes(effect.x, codec), codec)
+                self._average(seq, block, effect.x, codec, effect.gathers)
         else:
             self._gossip(me, seq, effect, x if x is not effect.x else x.clone(), pending)
         return pending
@@ -92,22 +106,22 @@ class Exchanges:
         self,
         me: Replica,
         seq: int,
-        W: Mixing,
-        codec: Codec | None,
+        effect: GradMix,
         start_s: float,
         compute_s: float,
         gradient: Callable[[], Vec] | None,
     ) -> Pending:
         """Worker ``me`` begins to compute a gradient that is averaged while it appears (``None``: it has no data)."""
-        ranks = W.block(me.rank)
+        ranks = effect.W.block(me.rank)
         if ranks is None:
-            raise ValueError(f"gradients are averaged among whole groups, but rank {me.rank}'s row is {W.row(me.rank)}")
+            row = effect.W.row(me.rank)
+            raise ValueError(f"gradients are averaged among whole groups, but rank {me.rank}'s row is {row}")
         pending = Pending(me.rank, start_s + compute_s)
         block = self._block(seq, ranks)
         block.pending[me.rank] = pending
         block.starts[me.rank] = (start_s, compute_s, gradient)
         if len(block.pending) == len(ranks):
-            self._overlap(me, seq, block, codec)
+            self._overlap(me, seq, block, effect.codec, effect.gathers)
         return pending
 
     def _block(self, seq: int, ranks: tuple[int, ...]) -> _Block:
@@ -119,48 +133,47 @@ class Exchanges:
             raise ValueError(f"workers disagree on exchange {seq}: it is among {block.ranks} and among {ranks}")
         return block
 
-    def _average(self, seq: int, block: _Block, nbytes: int, codec: Codec | None) -> None:
+    def _average(self, seq: int, block: _Block, like: Vec, codec: Codec | None, gathers: bool) -> None:
         del self._blocks[seq, block.ranks[0]]
-        count = len(block.ranks)
-        value = mean([block.x[r] for r in block.ranks], count)
-        seconds = self._charge(block.ranks, nbytes, codec)
+        ranks = block.ranks
+        if block.shares:
+            value = coded_mean([block.shares[r] for r in ranks], len(ranks))
+        else:
+            value = mean([block.x[r] for r in ranks], len(ranks))
+        seconds, sent = sum_cost(self._network, ranks, like, codec, gathers)
+        self.bytes_sent += sent
         self._deliver(seq, block, self._env.now, seconds, lambda: value)
 
-    def _charge(self, ranks: tuple[int, ...], nbytes: int, codec: Codec | None) -> float:
-        if codec is None:
-            self.bytes_sent += all_reduce_bytes(len(ranks), nbytes)
-            return self._network.all_reduce_s(ranks, nbytes)
-        self.bytes_sent += all_gather_bytes(len(ranks), nbytes)
-        return self._network.all_gather_s(ranks, nbytes)
-
-    def _overlap(self, me: Replica, seq: int, block: _Block, codec: Codec | None) -> None:
+    def _overlap(self, me: Replica, seq: int, block: _Block, codec: Codec | None, gathers: bool) -> None:
         del self._blocks[seq, block.ranks[0]]
         ranks, starts = block.ranks, list(block.starts.values())
         codec = sent_to(codec, len(ranks) - 1)
         nbytes = message_bytes(me.x, codec)
         buckets = 1 if codec else max(1, math.ceil(nbytes / BUCKET_BYTES))
+        seconds, sent = sum_cost(self._network, ranks, me.x, codec, gathers)
+        if codec is None:
+            seconds = self._network.all_reduce_s(ranks, nbytes / buckets)
         ready_s = [
             max(start + compute * (FORWARD + (1 - FORWARD) * (k + 1) / buckets) for start, compute, _ in starts)
             for k in range(buckets)
         ]
         over_s = 0.0
         for ready in ready_s:  # one after the other, each when every worker has its share of it
-            over_s = max(over_s, ready) + self._network_s(ranks, nbytes / buckets, codec)
-        self._charge(ranks, nbytes, codec)
+            over_s = max(over_s, ready) + seconds
+        self.bytes_sent += sent
         contributions = [(r, g) for r in ranks if (g := block.starts[r][2]) is not None]
 
         def value() -> Vec | None:
-            gradients = [(r, g()) for r, g in contributions]
+            gradients = {r: g() for r, g in contributions}
+            if codec is not None and not gathers:
+                return coded_mean(
+                    shares(gradients, ranks, Stretches(me.x, codec, len(ranks)), me.seed, seq), len(gradients)
+                )
             if codec is not None:
-                gradients = [(r, coded(g, codec, (me.seed, r, seq))) for r, g in gradients]
-            return mean([g for _, g in gradients], len(gradients)) if gradients else None
+                gradients = {r: coded(g, codec, (me.seed, r, seq)) for r, g in gradients.items()}
+            return mean(list(gradients.values()), len(gradients)) if gradients else None
 
         self._deliver(seq, block, ready_s[-1], over_s - self._env.now, value)
-
-    def _network_s(self, ranks: tuple[int, ...], nbytes: float, codec: Codec | None) -> float:
-        if codec is None:
-            return self._network.all_reduce_s(ranks, nbytes)
-        return self._network.all_gather_s(ranks, nbytes)
 
     def _deliver(
         self, seq: int, block: _Block, together_s: float, seconds: float, value: Callable[[], Vec | None]

@@ -19,6 +19,7 @@ class Network:
       neighbour; a round is as slow as the slowest link of the ring.
     - ``halving_doubling``: 2⌈log₂ P⌉ rounds, halving what is passed on the way in, doubling it on the way out; the
       same bytes, fewer latencies. A number of members that is no power of two costs one exchange before and after.
+    - all-to-all of messages of m bytes: P − 1 rounds; in round k every member sends one to its k-th neighbour.
     - all-gather of messages of m bytes: P − 1 rounds along the ring, one message a round.
     - broadcast: down a binary tree, ⌈log₂ P⌉ messages one after the other.
     - point to point: a worker's messages leave one after the other through its own port.
@@ -61,6 +62,16 @@ class Network:
     def all_gather_s(self, members: Sequence[int], nbytes: float) -> float:
         """Every member's message of ``nbytes`` to every other."""
         return (len(members) - 1) * self._slowest_on_ring(members, nbytes) if len(members) > 1 else 0.0
+
+    def all_to_all_s(self, members: Sequence[int], nbytes: float) -> float:
+        """From every member a message of ``nbytes`` to every other, each another one."""
+        count = len(members)
+        if not callable(self.latency_s) and not callable(self.bandwidth_Bps):
+            return (count - 1) * (self.latency_s + nbytes / self.bandwidth_Bps)
+        return sum(
+            max(self.send_s(a, members[(i + k) % count], nbytes) for i, a in enumerate(members))
+            for k in range(1, count)
+        )
 
     def broadcast_s(self, members: Sequence[int], nbytes: float) -> float:
         """The first member's message to all others."""

@@ -248,7 +248,7 @@ class World:
         worker.asked_s = now + delay + compute
         worker.waits = f"at step {worker.me.t} for the gradients of {{}}"
         gradient = None if worker.idle else (lambda: self._work.gradient(rank))
-        pending = self.exchanges.gradient(worker.me, seq, effect.W, effect.codec, now + delay, compute, gradient)
+        pending = self.exchanges.gradient(worker.me, seq, effect, now + delay, compute, gradient)
         pending.waiter = worker
         return _LATER
 

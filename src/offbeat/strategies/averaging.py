@@ -5,26 +5,43 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
-from offbeat.method import Begin, Codec, Edge, Finish, Mix, Mixing, Replica, Ticket, Vec, sent_to, topology
+from offbeat.method import (
+    Begin,
+    Codec,
+    Edge,
+    Finish,
+    Mix,
+    Mixing,
+    Replica,
+    Ticket,
+    Vec,
+    nothing_lost,
+    sent_to,
+    topology,
+)
 
 
 class Averager:
     """The mean of the workers' models.
 
     Without a codec the weights travel. With one, each worker's displacement from the last common point travels
-    (``memory.anchor``, the same on all): its rounding error shrinks with what was learned since.
+    (``memory.anchor``, the same on all): its rounding error shrinks with what was learned since. What coding loses
+    (``memory.lost``) is sent with the next displacement.
     """
 
     def __init__(self, me: Replica, codec: Codec | None) -> None:
         self._me, self._codec = me, sent_to(codec, me.size - 1)
         if self._codec is not None:
-            me.recall(anchor=me.model.clone())
+            me.recall(anchor=me.model.clone(), lost=nothing_lost(me.model))
+            self._moved = me.model.clone()  # fresh pages are slow
 
     async def __call__(self, W: Mixing) -> Vec:
         if self._codec is None:
             return await Mix(self._me.model, W)
-        anchor: Vec = self._me.memory.anchor
-        anchor.add_(await Mix(self._me.model - anchor, W, self._codec))
+        mem = self._me.memory
+        anchor: Vec = mem.anchor
+        moved = self._moved.copy_(self._me.model).add_(anchor, alpha=-1.0)
+        anchor.add_(await Mix(moved, W, self._codec, mem.lost))
         return anchor
 
 
@@ -34,10 +51,15 @@ class Underway:
     A resumed run starts the strategy's body anew, and a ticket cannot be saved. So what was sent stays in
     ``memory.sent`` until it is finished, and a body that finds something there when it starts sends it again. All
     workers were saved at the same step, so all of them do, and the answer is the one that was on its way.
+
+    With a codec, what coding loses is sent next time (``memory.lost``): for each ``slot`` a vector of its own, where
+    several vectors take turns. It changes when the mix is finished, so that it can be begun again.
     """
 
     def __init__(self, me: Replica, W: Mixing, codec: Codec | None) -> None:
-        self._mem, self._W, self._codec = me.recall(sent=None), W, codec
+        self._mem, self._W, self._codec = me.recall(sent=None), W, sent_to(codec, me.size - 1)
+        if self._codec is not None:
+            me.recall(slot=0, lost=[])
         self._ticket: Ticket[Vec] | None = None
 
     @property
@@ -49,12 +71,16 @@ class Underway:
     async def resume(self) -> None:
         """Send again what a checkpoint caught on its way. Every body that uses this begins with it."""
         if self._mem.sent is not None:
-            await self.begin(self._mem.sent)
+            await self.begin(self._mem.sent, getattr(self._mem, "slot", 0))
 
-    async def begin(self, x: Vec) -> None:
+    async def begin(self, x: Vec, slot: int = 0) -> None:
         """Send ``x``, which must be nobody else's memory: it is kept until ``finish``."""
-        self._mem.sent = x
-        self._ticket = await Begin(Mix(x, self._W, self._codec))
+        mem = self._mem
+        mem.sent, lost = x, None
+        if self._codec is not None:
+            mem.slot, mem.lost = slot, [*mem.lost, *[None] * (slot + 1 - len(mem.lost))]
+            lost = mem.lost[slot] = nothing_lost(x) if mem.lost[slot] is None else mem.lost[slot]
+        self._ticket = await Begin(Mix(x, self._W, self._codec, lost))
 
     async def finish(self) -> Vec:
         """The result; waits only if it is not there yet."""

@@ -4,8 +4,24 @@ from __future__ import annotations
 
 from typing import Literal
 
-from offbeat.method import Absent, CatchUp, Grad, GradMix, Replica, Rules, Wait, one_of, topology, units, waiting, whole
+from offbeat.method import (
+    Absent,
+    CatchUp,
+    Codec,
+    Grad,
+    GradMix,
+    Replica,
+    Rules,
+    Wait,
+    codec,
+    one_of,
+    topology,
+    units,
+    waiting,
+    whole,
+)
 
+LATER = "local_sgd, adaptive, dasgd or diloco, which keep it and send it with the next average"
 Sync = Literal["barrier", "bounded"]
 
 
@@ -17,6 +33,14 @@ def own_gradient(me: Replica, per_node: int) -> Grad | GradMix:
 def optional(name: str, value: int | None) -> int | None:
     """A setting that is a whole number from 1 up, or None."""
     return None if value is None else whole(name, value, 1)
+
+
+def sends_all(Q: Codec | None) -> None:
+    """Refuse a codec that leaves numbers out, where a method has no way to send them later."""
+    if Q is not None and codec.leaves_out(Q):
+        raise ValueError(
+            f"nothing sends later what {Q.name} leaves out; use bf16, fp16, int8 or qsgd8 here, or {LATER}"
+        )
 
 
 def quorum(wait: str | int | float | Wait) -> Wait:

@@ -65,8 +65,8 @@ def dasgd(
     afterwards is mean_snapshot + ξ·(mean_now − mean_snapshot). A chronically slow worker is still waited for.
     *Suggested settings*: the smallest d whose steps last as long as the average; τ = 4 to 16; ξ = 0.25.
     *Departures*: none in ``merge="paper"``. BatchNorm statistics stay with their worker until the closing average, as
-    in the authors' code. With a codec the displacement since the last average travels; ``"correct"`` then keeps the
-    mean up to the codec's rounding.
+    in the authors' code. With a codec the displacement since the last average travels, and what it loses is sent with
+    the next one; ``"correct"`` then keeps the mean up to one rounding.
 
     Example: ``ob.dasgd(period=8, delay=2, merge="correct")``
     """

@@ -57,7 +57,8 @@ def diloco(
     *When it hurts*: early in training, and with H so large that the workers part; plain SGD without momentum gains
     little. With overlap and merge=0 the τ steps during the flight are discarded for that piece.
     *Suggested settings*: H = 100 to 500 with AdamW inside; streaming: fragments of a few layers, overlap 1 to 5,
-    merge=0.5, and a codec of 4 bits (Δ is what travels, so its rounding error shrinks with it).
+    merge=0.5, and a codec of 4 bits (Δ is what travels, so its rounding error shrinks with it, and is sent with the
+    next Δ).
     *Departures*: fragments are contiguous stretches of the weights, as equal as possible (Streaming DiLoCo,
     arXiv:2501.18512, strides over layers). BatchNorm statistics stay with their worker until the closing average.
 
@@ -101,7 +102,7 @@ def diloco(
             me.step(await Grad())
             if (t + 1 + overlap) % n == 0:
                 f = turn(t + 1)
-                await average.begin(theta[f] - x[f])
+                await average.begin(theta[f] - x[f], f)
             if (t + 1) % n == 0 and average.sent is not None:
                 await outer_step(turn(t + 1))
         if average.sent is not None:

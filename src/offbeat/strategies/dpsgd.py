@@ -7,6 +7,7 @@ from typing import Literal
 
 from offbeat.method import Axes, Begin, Body, Codec, Edge, Finish, Grad, Paper, Replica, method, one_of, topology
 from offbeat.strategies.averaging import Gossip, named
+from offbeat.strategies.common import sends_all
 
 PAPER = Paper(
     name="dpsgd",
@@ -50,6 +51,7 @@ def dpsgd(
     Example: ``ob.dpsgd("torus")``
     """
     graph = named(graph)
+    sends_all(codec)
     one_of("order", order, ("cta", "atc"))
 
     async def body(me: Replica) -> None:

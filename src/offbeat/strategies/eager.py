@@ -22,7 +22,7 @@ from offbeat.method import (
     topology,
     whole,
 )
-from offbeat.strategies.common import Sync, optional, own_gradient, rules
+from offbeat.strategies.common import Sync, optional, own_gradient, rules, sends_all
 
 PAPER = Paper(
     name="eager",
@@ -69,7 +69,8 @@ def eager(
     ``sync="bounded"`` replaces full rounds by a bound: no gradient older than ``staleness`` rounds is ever applied
     (default: ``sync_every``). ``late=1`` hides the round behind the next step's computation. ``per_node=8``: eight
     consecutive ranks average their gradients in step, over the fast links inside a machine, and count as one worker
-    outside; the ``codec`` is for what travels between nodes.
+    outside; the ``codec`` is for what travels between nodes. What it loses is lost: sent later, it would be a gradient
+    of other weights. So it must be one that sends every number.
 
     *When it helps*: a different worker is late each step. With ``catch_up="current"`` also when always the same one is.
     *When it hurts*: ``first`` among many workers: almost nothing in a round is fresh, and a large learning rate
@@ -84,6 +85,7 @@ def eager(
     """
     whole("per_node", per_node, 1)
     one_of("stale", stale, ("carry", "drop", "fade"))
+    sends_all(codec)
     one_of("apply", apply, ("queue", "latest"))
     absent: Absent = "drop" if stale == "drop" else "carry"
     how = rules(

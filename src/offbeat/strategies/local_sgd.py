@@ -26,7 +26,7 @@ def local_sgd(period: int = 8, codec: Codec | None = None) -> Body:
     w_i ← w_i − γ g_i, and after every H-th step w_i ← (1/P) Σ_j w_j. Momentum stays local.
 
     ``period``: H. With a ``codec`` the displacement since the last average travels, not the weights: a rounding error
-    of the size of the weights would swallow what was learned.
+    of the size of the weights would swallow what was learned. What it loses is sent with the next average.
 
     *When it helps*: a thin network, or steps whose unevenness averages out over H of them before anyone waits.
     *When it hurts*: a large H lets the replicas drift, and accuracy falls; a chronically slow worker is still waited

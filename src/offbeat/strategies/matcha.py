@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from offbeat.method import Axes, Body, Codec, Edge, Grad, Paper, Replica, between, matchings, method, topology
 from offbeat.strategies.averaging import Gossip, named
+from offbeat.strategies.common import sends_all
 
 PAPER = Paper(
     name="matcha",
@@ -48,6 +49,7 @@ def matcha(graph: str | Iterable[Edge] = "ring", budget: float = 0.5, codec: Cod
     Example: ``ob.matcha("torus", budget=0.3)``
     """
     graph = named(graph)
+    sends_all(codec)
     between("budget", budget, 0, 1)
     if budget == 0:
         raise ValueError("a budget of 0 never mixes; use a number over 0 and up to 1")

@@ -36,6 +36,7 @@ from offbeat.method import (
 )
 from offbeat.method import micro as cutting
 from offbeat.strategies.averaging import Gossip, Underway, named
+from offbeat.strategies.common import sends_all
 
 PAPER = Paper(
     name="nonblocking",
@@ -113,6 +114,7 @@ def nonblocking(
         whole("micro", micro, 1)
     one_of("weighting", weighting, ("samples", "workers"))
     whole("at_least", at_least, 0)
+    sends_all(codec)
     between("budget", budget, 0.0, 1.0)
     if over == "matcha" and budget == 0:
         raise ValueError("over='matcha' with a budget of 0 never mixes; use a number over 0 and up to 1")

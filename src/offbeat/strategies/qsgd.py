@@ -33,9 +33,9 @@ def qsgd(bits: int = 8, bucket: int = 512) -> Body:
     ``bits``: of a number, 2 to 16, the sign included. ``bucket``: how many numbers share a scale.
 
     *When it helps*: synchronous training of few workers on a thin network. The gradient shrinks to bits/32 of its size.
-    *When it hurts*: quantised numbers cannot be summed on the way, so every worker receives P messages: beyond about
-    2 · 32/bits workers a plain all-reduce sends less. The exchange cannot overlap with backward, and the noise costs
-    steps when the bits are few.
+    *When it hurts*: every worker receives P messages: beyond about 2 · 32/bits workers a plain all-reduce sends less.
+    (``eager("everyone", codec=…)`` sums in two phases, and sends two.) The exchange cannot overlap with backward, and
+    the noise costs steps when the bits are few.
     *Suggested settings*: 8 bits are close to lossless; 4 bits with buckets of 512; 2 bits with buckets of 64.
     *Departures*: buckets are scaled by their largest magnitude, as in the paper's experiments (its theory takes the
     2-norm: ``ob.codec.qsgd(norm="l2")``); codes have a fixed width instead of Elias's; one's own share is quantised
@@ -50,6 +50,6 @@ def qsgd(bits: int = 8, bucket: int = 512) -> Body:
     async def body(me: Replica) -> None:
         everyone = topology.everyone(me.size)
         async for t in me.steps():
-            me.step(await GradMix(everyone(t), Q))
+            me.step(await GradMix(everyone(t), Q, gathers=True))
 
     return body

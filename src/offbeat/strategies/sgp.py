@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from offbeat.method import Axes, Body, Codec, Edge, Grad, Mixing, Paper, Replica, method, pack, scalar, topology
 from offbeat.strategies.averaging import Gossip, named
+from offbeat.strategies.common import sends_all
 
 PAPER = Paper(
     name="sgp",
@@ -49,6 +50,7 @@ def sgp(graph: str | Iterable[Edge] = "one_peer_exponential", codec: Codec | Non
     Example: ``ob.sgp()``
     """
     graph = named(graph)
+    sends_all(codec)
 
     async def body(me: Replica) -> None:
         A, gossip = topology.graph(graph, me.size), Gossip(codec)

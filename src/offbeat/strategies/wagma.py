@@ -20,11 +20,12 @@ from offbeat.method import (
     Vec,
     Wait,
     method,
+    nothing_lost,
     one_of,
     topology,
     whole,
 )
-from offbeat.strategies.common import Sync, optional, own_gradient, rules
+from offbeat.strategies.common import Sync, optional, own_gradient, rules, sends_all
 
 PAPER = Paper(
     name="wagma",
@@ -78,7 +79,8 @@ def wagma(
     ``sync="bounded"`` replaces the full rounds by a bound: nothing older than ``staleness`` rounds is ever averaged in
     (default: ``tau``). ``late=1`` hides a round behind the next step's computation, and implies ``merge="correct"``.
     ``per_node=8``: eight consecutive ranks average their gradients in step, over the fast links inside a machine, and
-    are one of the P workers to the groups; the ``codec`` is for what travels between nodes.
+    are one of the P workers to the groups; the ``codec`` is for what travels between nodes, and what it loses is given
+    to the next round.
 
     *When it helps*: stragglers that change from step to step, at a scale where one all-reduce a step is too much.
     *When it hurts*: very small τ (everybody waits again) or very large τ (replicas drift). With ``merge="paper"`` the
@@ -93,6 +95,7 @@ def wagma(
     """
     whole("per_node", per_node, 1)
     optional("group", group)
+    sends_all(codec)
     one_of("merge", merge, ("paper", "correct"))
     corrects = merge == "correct" or late > 0
     absent: Absent = "shared" if corrects else "last"
@@ -108,7 +111,8 @@ def wagma(
 
     def channel(me: Replica, apply: Callable[[list[Got]], None], holds: Callable[[], Vec | None]) -> Channel:
         P = Nodes(me.size, per_node).count
-        return Channel("wagma", topology.groups(P, group), how.among(P), apply, codec, holds, per_node)
+        lost = me.recall(lost=nothing_lost(me.x) if codec else None).lost
+        return Channel("wagma", topology.groups(P, group), how.among(P), apply, codec, holds, per_node, lost)
 
     async def paper(me: Replica) -> None:
         # With a codec the displacement from the common beginning travels. (A nearer anchor, such as the last full

@@ -1,8 +1,12 @@
 """What goes over the wire, and how many bytes it takes.
 
-A codec turns a flat tensor into a message of bytes and back. Quantised values cannot be summed on the way, so a
-strategy gathers the messages of all workers and every worker decodes and averages them itself, its own included.
-What goes to nobody is not coded (``sent_to``): one worker, or a group of one, trains as without a codec.
+A codec turns a flat tensor into a message of bytes and back. Quantised values cannot be summed on the way. A group
+therefore sums in two phases: each member is sent everybody's coded part of one stretch, sums it, codes the sum, and
+sends it to all, which is about two messages a worker however many there are. ``qsgd`` gathers everybody's message on
+every worker instead, as its paper does, and so does mixing along a graph. What goes to nobody is not coded
+(``sent_to``): one worker, or a group of one, trains as without a codec.
+
+Methods that average weights keep what a codec lost and send it with the next average (``Mix(…, lost=…)``).
 
 | codec | what it does | what it costs |
 | --- | --- | --- |
@@ -10,16 +14,23 @@ What goes to nobody is not coded (``sent_to``): one worker, or a group of one, t
 | ``fp16()`` | cast; above 65504 it becomes infinite | 2 bytes a number |
 | ``int8()`` | nearest of 255 levels, scaled by each bucket's max | 1 byte, and 4 a bucket |
 | ``qsgd(b)`` | QSGD: stochastic rounding, right on average | b bits, and 4 bytes a bucket |
+| ``topk(k)`` | the k largest of each chunk of 4,096, in four sizes | 14 bits for each of them, and 16 bytes a chunk |
 
-*Broken numbers stay broken.* A bucket that holds a NaN or an infinity decodes to NaN as a whole, so that a diverged
-worker is seen by everybody. *float64* is quantised and decoded in float64, but a bucket's norm travels as float32: the
-result is as good as the norm's 24 bits, and a norm outside float32's range decodes to NaN (too big) or 0 (too small).
+*Broken numbers stay broken.* A bucket or chunk that holds a NaN or an infinity decodes to NaN as a whole, so that a
+diverged worker is seen by everybody. *float64* is quantised and decoded in float64, but a bucket's norm travels as
+float32: the result is as good as the norm's 24 bits, and a norm outside float32's range decodes to NaN (too big) or 0
+(too small).
+
+*Codecs of your own* have a ``name``, ``encode``, ``decode`` and ``message_bytes``. Where numbers are coded together,
+say in ``bucket`` how many, and no bucket is cut apart; ``leaves_out = True`` says that most numbers are left out; and
+``decode_into(message, out)``, if there is one, saves fresh memory.
 
 Reference: Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, NeurIPS 2017.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
@@ -31,6 +42,8 @@ from offbeat.basics import draw
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _NORM_BYTES = 4
+_BLOCK = 1 << 18  # numbers worked on at a time: with what is made of them they fit a core's cache
+_PLACE_BITS, _BIN_BITS, _BINS = 12, 2, 4
 
 
 @runtime_checkable
@@ -69,8 +82,12 @@ class Cast:
         return x.detach().to(self.dtype, copy=True, memory_format=torch.contiguous_format).view(torch.uint8)
 
     def decode(self, message: Tensor, like: Tensor) -> Tensor:
-        _check_message(self, message, like)
-        return message.clone().view(self.dtype).to(like.device, like.dtype)
+        return self.decode_into(message, torch.empty_like(like, memory_format=torch.contiguous_format))
+
+    def decode_into(self, message: Tensor, out: Tensor) -> Tensor:
+        """Decode into memory that is there already."""
+        _check_message(self, message, out)
+        return out.copy_(_as(message, self.dtype))
 
     def message_bytes(self, numel: int, itemsize: int) -> int:
         return numel * self.dtype.itemsize
@@ -104,42 +121,44 @@ class Levels:
 
     def encode(self, x: Tensor, key: tuple[int, ...]) -> Tensor:
         _check_input(self, x)
-        n = x.numel()
-        if n == 0:
-            return torch.empty(0, dtype=torch.uint8, device=x.device)
-        v = self._buckets(x.detach())
-        norms = self._norms(v)
-        broken = ~torch.isfinite(norms)
-        # Casting NaN to an integer is undefined. A broken bucket sends zeros instead, and its norm tells the tale:
-        # 0 × NaN and 0 × inf are both NaN.
-        scale = torch.where((norms > 0) & ~broken, norms, 1).to(v.dtype)
-        a = v.abs().masked_fill_(broken, 0).div_(scale).mul_(self.s).clamp_(max=self.s)
-        if self.rounding == "nearest":
-            level = a.round_()
-        else:
-            # Not floor(a + u): in floating point 1 + u can round up to 2, which would move exact levels.
-            level = a.floor()
-            u = torch.rand(a.shape, generator=draw.generator(*key, device=a.device), dtype=a.dtype, device=a.device)
-            level += u < a.sub_(level)
-        codes = torch.copysign(level, v).to(torch.int16).view(-1)[:n]
-        return torch.cat([norms.view(-1).view(torch.uint8), _pack(codes, self.bits)])
+        x, n = x.detach(), x.numel()
+        message = torch.empty(self.message_bytes(n, 4), dtype=torch.uint8, device=x.device)
+        norms, codes = self._split(message, n)
+        # One generator for all blocks: the draws of a message come from its key alone.
+        draws = draw.generator(*key, device=x.device) if self.rounding == "stochastic" else None
+        room = torch.empty(0, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+        for lo, hi in self._blocks(n, x.device):
+            v = self._buckets(x[lo:hi])
+            if room.numel() < v.numel():
+                room = torch.empty_like(v).view(-1)  # for all blocks: fresh pages are slow
+            memory = room[: v.numel()].view(v.shape)
+            of_block = norms[lo // self.bucket : -(-hi // self.bucket)]
+            of_block.copy_(self._norms(v, memory))
+            self._put(self._levels(v, of_block, draws, memory).view(-1)[: hi - lo], codes, lo, hi)
+        return message
 
     def decode(self, message: Tensor, like: Tensor) -> Tensor:
-        _check_message(self, message, like)
-        n = like.numel()
-        if n == 0:
-            return torch.empty(0, dtype=like.dtype, device=like.device)
-        dtype = torch.promote_types(like.dtype, torch.float32)
-        message = message.to(like.device)
-        norms = message[: self._norm_bytes(n)].clone().view(torch.float32).to(dtype)
+        return self.decode_into(message, torch.empty_like(like, memory_format=torch.contiguous_format))
+
+    def decode_into(self, message: Tensor, out: Tensor) -> Tensor:
+        """Decode into memory that is there already."""
+        _check_message(self, message, out)
+        n, dtype = out.numel(), torch.promote_types(out.dtype, torch.float32)
+        norms, codes = self._split(message.to(out.device), n)
         # level / s comes first: s / s is exactly 1, so the largest number of a bucket arrives unchanged. The divisor
         # is a tensor: CUDA turns division by a Python number into a product with 1 / s, and s · (1 / s) may not be 1.
-        s = torch.full((1,), self.s, dtype=dtype, device=like.device)
-        zeta = self._codes(message, n).to(dtype).div_(s)
-        full = n // self.bucket * self.bucket
-        zeta[:full].view(-1, self.bucket).mul_(norms[: n // self.bucket, None])
-        zeta[full:].mul_(norms[-1])
-        return zeta.to(like.dtype)
+        s = torch.full((1,), self.s, dtype=dtype, device=out.device)
+        for lo, hi in self._blocks(n, out.device):
+            target = out[lo:hi]
+            zeta = target if target.dtype == dtype else torch.empty_like(target, dtype=dtype)
+            zeta.copy_(self._get(codes, lo, hi)).div_(s)
+            of_block = norms[lo // self.bucket : -(-hi // self.bucket)].to(dtype)
+            full = (hi - lo) // self.bucket
+            zeta[: full * self.bucket].view(full, self.bucket).mul_(of_block[:full, None])
+            zeta[full * self.bucket :].mul_(of_block[-1])
+            if zeta is not target:
+                target.copy_(zeta)
+        return out
 
     def message_bytes(self, numel: int, itemsize: int) -> int:
         return self._norm_bytes(numel) + -(-numel * self.bits // 8)
@@ -147,25 +166,157 @@ class Levels:
     def codes(self, message: Tensor, numel: int) -> Tensor:
         """The signed levels in a message, −s … s, as int32."""
         _check_length(self, message, numel)
-        return self._codes(message, numel).to(torch.int32)
+        return _unpack(message[self._norm_bytes(numel) :], numel, self.bits).to(torch.int32)
 
-    def _codes(self, message: Tensor, n: int) -> Tensor:
-        return _unpack(message[self._norm_bytes(n) :], n, self.bits)
+    def _split(self, message: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """The norms (as float32) and the packed codes of a message."""
+        at = self._norm_bytes(n)
+        return _as(message[:at], torch.float32), message[at:]
 
     def _norm_bytes(self, n: int) -> int:
         return -(-n // self.bucket) * _NORM_BYTES
 
+    def _blocks(self, n: int, device: torch.device) -> list[tuple[int, int]]:
+        """Stretches of whole buckets that end at whole bytes; on a CPU so short that they stay in its cache."""
+        grain = math.lcm(self.bucket, 8)
+        width = max(_BLOCK // grain, 1) * grain if device.type == "cpu" else max(n, 1)
+        return [(lo, min(lo + width, n)) for lo in range(0, n, width)]
+
+    def _put(self, levels: Tensor, codes: Tensor, lo: int, hi: int) -> None:
+        if self.bits == 8:
+            codes[lo:hi].view(torch.int8).copy_(levels)
+        else:
+            codes[lo * self.bits // 8 : -(-hi * self.bits // 8)].copy_(_pack(levels.to(torch.int16), self.bits))
+
+    def _get(self, codes: Tensor, lo: int, hi: int) -> Tensor:
+        return _unpack(codes[lo * self.bits // 8 : -(-hi * self.bits // 8)], hi - lo, self.bits)
+
     def _buckets(self, x: Tensor) -> Tensor:
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         width = min(self.bucket, x.numel())
-        return torch.nn.functional.pad(x, (0, -x.numel() % width)).view(-1, width)
+        return (torch.nn.functional.pad(x, (0, -x.numel() % width)) if x.numel() % width else x).view(-1, width)
 
-    def _norms(self, v: Tensor) -> Tensor:
-        top = v.abs().amax(1, keepdim=True)
+    def _norms(self, v: Tensor, memory: Tensor) -> Tensor:
+        top = torch.abs(v, out=memory).amax(1)
         if self.norm == "l2":
             # Squares of large or small float32 numbers leave float32's range; those of v / top do not.
-            top = top * torch.linalg.vector_norm(v / torch.where(top > 0, top, 1), dim=1, keepdim=True)
-        return top.to(torch.float32)
+            top = top * torch.linalg.vector_norm(v / torch.where(top > 0, top, 1)[:, None], dim=1)
+        return top
+
+    def _levels(self, v: Tensor, norms: Tensor, draws: torch.Generator | None, memory: Tensor) -> Tensor:
+        """The signed levels of one block, as floats."""
+        fine = torch.isfinite(norms) & (norms > 0)
+        a = torch.div(v, torch.where(fine, norms, 1).to(v.dtype)[:, None], out=memory)
+        if v.is_cuda or not fine.all():
+            # Casting NaN to an integer is undefined. A broken bucket sends zeros instead, and its norm tells the tale:
+            # 0 × NaN and 0 × inf are both NaN.
+            a.masked_fill_(~fine[:, None], 0)
+        a.mul_(self.s).clamp_(-self.s, self.s)
+        if draws is None:
+            return a.round_()
+        # Not floor(a + u): in floating point 1 + u can round up to 2, which would move exact levels.
+        level = a.floor()
+        u = torch.rand(a.shape, generator=draws, dtype=a.dtype, device=a.device)
+        return level.add_(u < a.sub_(level))
+
+
+@dataclass(frozen=True)
+class TopK:
+    """Send the k largest numbers of each chunk, by magnitude; the others arrive as 0.
+
+    The message is four float32 a chunk (or a float32 a number), the places of all numbers in 12 bits each, and the bin
+    of each in 2 bits. A chunk's bins are a quarter of 6 σ wide, two on either side of the mean of what it sends, the
+    outer ones open; each is decoded as the mean of what fell into it.
+    """
+
+    name: str
+    k: int
+    chunk: int
+    floats: bool
+
+    leaves_out = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.chunk <= 4096:
+            raise ValueError(f"places in a chunk of {self.chunk} numbers do not fit 12 bits; use a chunk of 1 to 4096")
+        if not 1 <= self.k <= self.chunk:
+            raise ValueError(f"{self.k} numbers cannot be taken from a chunk of {self.chunk}; use 1 to {self.chunk}")
+
+    @property
+    def bucket(self) -> int:
+        """Numbers that are coded together."""
+        return self.chunk
+
+    def encode(self, x: Tensor, key: tuple[int, ...]) -> Tensor:
+        _check_input(self, x)
+        x, n = x.detach(), x.numel()
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        full = n // self.chunk * self.chunk
+        rows = [wide[:full].view(-1, self.chunk), wide[full:].view(1, -1)]
+        picked = [self._pick(v) for v in rows if v.numel()]
+        if not picked:
+            return torch.empty(0, dtype=torch.uint8, device=x.device)
+        heads, places, bins = (torch.cat([one[i].reshape(-1) for one in picked]) for i in range(3))
+        floats = heads.to(torch.float32).view(torch.uint8)
+        return torch.cat([floats, _pack(places, _PLACE_BITS), *([] if self.floats else [_pack(bins, _BIN_BITS)])])
+
+    def _pick(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the chunks of one length: the float32 to send, the places, the bins."""
+        # torch takes NaN for larger than anything, so a broken number is among those that are sent.
+        at = v.abs().topk(min(self.k, v.shape[1]), dim=1, sorted=False).indices
+        values = v.gather(1, at)
+        if self.floats:
+            return values, at.to(torch.int16), at
+        broken = ~torch.isfinite(values).all(1, keepdim=True)
+        sound = values.masked_fill(broken, 0)
+        mean = sound.mean(1, keepdim=True)
+        sigma = (sound - mean).square_().mean(1, keepdim=True).sqrt_()
+        width = 6 * sigma / _BINS
+        bins = (sound - mean).div_(torch.where(width > 0, width, 1)).floor_().add_(_BINS // 2).clamp_(0, _BINS - 1)
+        bins = bins.to(torch.int64)
+        sums = torch.zeros(v.shape[0], _BINS, dtype=v.dtype, device=v.device).scatter_add_(1, bins, sound)
+        counts = torch.zeros_like(sums).scatter_add_(1, bins, torch.ones_like(sound))
+        means = (sums / counts.clamp_(min=1)).masked_fill_(broken, math.nan)
+        return means, at.to(torch.int16), bins.to(torch.int16)
+
+    def decode(self, message: Tensor, like: Tensor) -> Tensor:
+        return self.decode_into(message, torch.empty_like(like, memory_format=torch.contiguous_format))
+
+    def decode_into(self, message: Tensor, out: Tensor) -> Tensor:
+        """Decode into memory that is there already."""
+        _check_message(self, message, out)
+        n, message = out.numel(), message.to(out.device)
+        out.zero_()
+        if n == 0:
+            return out
+        full, rest = divmod(n, self.chunk)
+        k, last = self.k, min(self.k, rest)
+        kept, chunks = full * k + last, full + (rest > 0)
+        head = 4 * (kept if self.floats else _BINS * chunks)
+        middle = head + -(-kept * _PLACE_BITS // 8)
+        heads = _as(message[:head], torch.float32)
+        # Unpacking gives signed codes.
+        places = _unpack(message[head:middle], kept, _PLACE_BITS).to(torch.int64) & (2**_PLACE_BITS - 1)
+        chunk = torch.arange(chunks, device=out.device).repeat_interleave(k)[:kept]
+        if self.floats:
+            values = heads
+            broken = torch.zeros(chunks, device=out.device).index_add_(0, chunk, (~values.isfinite()).to(torch.float32))
+        else:
+            bins = _unpack(message[middle:], kept, _BIN_BITS).to(torch.int64) & (_BINS - 1)
+            values = heads[chunk * _BINS + bins]
+            broken = heads.view(chunks, _BINS).isnan().any(1)
+        out[chunk * self.chunk + places] = values.to(out.dtype)
+        for c in broken.nonzero().view(-1).tolist():
+            out[c * self.chunk : (c + 1) * self.chunk] = math.nan
+        return out
+
+    def message_bytes(self, numel: int, itemsize: int) -> int:
+        full, rest = divmod(numel, self.chunk)
+        kept = full * self.k + min(self.k, rest)
+        places = -(-kept * _PLACE_BITS // 8)
+        if self.floats:
+            return 4 * kept + places
+        return 4 * _BINS * (full + (rest > 0)) + places + -(-kept * _BIN_BITS // 8)
 
 
 def bf16() -> Codec:
@@ -174,7 +325,8 @@ def bf16() -> Codec:
 
 
 def fp16() -> Codec:
-    """Half the bytes of float32, 11 bits of mantissa. Numbers above 65504 become infinite, not silently smaller."""
+    """Half the bytes of float32, 11 bits of mantissa. Numbers above 65504 become infinite, not silently smaller, and so
+    do sums of a group's numbers."""
     return Cast("fp16", torch.float16)
 
 
@@ -199,13 +351,35 @@ def qsgd(bits: int = 8, bucket: int = 512, norm: Literal["max", "l2"] = "max") -
     return Levels(f"qsgd{bits}", bits, bucket, norm, "stochastic")
 
 
+def topk(k: int = 64, chunk: int = 4096, floats: bool = False) -> TopK:
+    """The ``k`` largest of each ``chunk`` of numbers, in 14 bits each: 12 say which, 2 how large.
+
+    What is left out is lost, and always the same way: it is for methods that send later what a codec lost
+    (``local_sgd``, ``adaptive``, ``dasgd``, ``diloco``); the others refuse it.
+
+    floats: send the numbers as float32 instead of 2 bits. With ``k`` a whole chunk nothing is lost then.
+    """
+    return TopK(f"topk{k}{'-floats' if floats else ''}", k, chunk, floats)
+
+
+def leaves_out(codec: Codec | None) -> bool:
+    """Whether most numbers of a message are left out, so that what was lost must be sent later."""
+    return getattr(codec, "leaves_out", False)
+
+
+def decode_into(codec: Codec, message: Tensor, out: Tensor) -> Tensor:
+    """Decode into memory that is there already, where the codec can."""
+    into = getattr(codec, "decode_into", None)
+    return out.copy_(codec.decode(message, out)) if into is None else into(message, out)
+
+
 def sent_to(codec: Codec | None, others: int) -> Codec | None:
     """The codec of what goes to so many others: what goes to nobody is not coded."""
     return codec if others else None
 
 
 def parse(text: str) -> Codec | None:
-    """The codec for a name such as ``bf16``, ``fp16``, ``int8`` or ``qsgd4``; ``none`` gives None."""
+    """The codec for a name such as ``bf16``, ``int8``, ``qsgd4``, ``topk64`` or ``topk64-floats``; ``none``: None."""
     word = text.strip().lower()
     plain = {"bf16": bf16, "fp16": fp16, "int8": int8}
     if word == "none":
@@ -214,7 +388,9 @@ def parse(text: str) -> Codec | None:
         return plain[word]()
     if match := re.fullmatch(r"qsgd([0-9]{1,4})", word):
         return qsgd(int(match[1]))
-    raise ValueError(f"there is no codec {text!r}; use none, bf16, fp16, int8, or qsgd2 to qsgd16")
+    if match := re.fullmatch(r"topk([0-9]{0,5})(-floats)?", word):
+        return topk(int(match[1] or 64), floats=match[2] is not None)
+    raise ValueError(f"there is no codec {text!r}; use none, bf16, fp16, int8, qsgd2 to qsgd16, or topk1 to topk4096")
 
 
 def elias_omega(n: int) -> str:
@@ -266,6 +442,12 @@ def _elias_bits(numbers: Tensor) -> int:
     return total
 
 
+def _as(message: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes read as wider numbers; copied only where they lie at an odd place inside a larger buffer."""
+    aligned = message.is_contiguous() and message.storage_offset() % dtype.itemsize == 0
+    return (message if aligned else message.clone(memory_format=torch.contiguous_format)).view(dtype)
+
+
 def _pack(codes: Tensor, bits: int) -> Tensor:
     """int16 codes, side by side in ``bits`` bits each, lowest bits first."""
     if bits == 8:
@@ -285,11 +467,10 @@ def _pack(codes: Tensor, bits: int) -> Tensor:
 
 def _unpack(packed: Tensor, n: int, bits: int) -> Tensor:
     """The ``n`` signed codes that ``_pack`` wrote."""
-    # A message that lies at an odd place inside a larger buffer cannot be viewed as wider numbers: hence the clone.
     if bits == 8:
         return packed.contiguous().view(torch.int8)
     if bits == 16:
-        return packed.clone(memory_format=torch.contiguous_format).view(torch.int16)
+        return _as(packed, torch.int16)
     columns = torch.nn.functional.pad(packed, (0, -packed.numel() % bits)).view(-1, bits).t().to(torch.int32)
     columns = columns.contiguous()
     out = torch.zeros(8, columns.shape[1], dtype=torch.int32, device=packed.device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -17,6 +19,12 @@ def all_reduce_bytes(members: int, nbytes: int) -> int:
 def all_gather_bytes(members: int, message_bytes: int) -> int:
     """Bytes that all members together send: each its message to every other."""
     return members * (members - 1) * message_bytes
+
+
+def two_phase_bytes(stretches: Sequence[int]) -> int:
+    """Bytes that all members together send in a coded sum: of each stretch everyone's share to its owner, and the sum
+    from there to everyone. (Gloo fills a stretch up to the longest, which is longer by a bucket at most.)"""
+    return 2 * (len(stretches) - 1) * sum(stretches)
 
 
 def message_bytes(x: Vec, codec: Codec | None) -> int:

@@ -17,12 +17,14 @@ from torch import Tensor
 
 from offbeat.live.carriers import gpus, hosts
 from offbeat.live.carriers.commons import Commons
+from offbeat.live.carriers.phases import TwoPhases
 from offbeat.live.carriers.shelves import Shelves
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.group import LONG, Group
 from offbeat.live.transport.waiter import Waiter, Work
 from offbeat.method.effects import Mix, Ticket
 from offbeat.tensors.codec import Codec, sent_to
+from offbeat.tensors.stretches import CodedShare, Stretches
 from offbeat.tensors.sums import mean, weighted
 from offbeat.tensors.vector import Vec, wide
 from offbeat.tensors.wire import all_gather_bytes, all_reduce_bytes, decode, encode, message_bytes
@@ -123,9 +125,10 @@ class Transport:
             return self._coded(effect, codec, ranks, (seed, self.rank, seq))
         if ranks is not None and all_blocks(effect.W):
             return self._sum(effect.x, ranks)
-        commons = self.commons(self._everyone, effect.x.parts)  # all are here, those too whom nobody mixes with
-        if commons is not None:
-            return self._read_neighbours(effect, commons)
+        if effect.codec is None:  # all are here, those too whom nobody mixes with
+            commons = self.commons(self._everyone, effect.x.parts)
+            if commons is not None:
+                return self._read_neighbours(effect, commons)
         return self._point_to_point(effect) if ranks is None else self._sum(effect.x, ranks)
 
     def _sum(self, x: Vec, ranks: tuple[int, ...]) -> Sent:
@@ -175,6 +178,9 @@ class Transport:
         W, x = effect.W, effect.x
         if sent_to(codec, W.audience(self.rank)) is None:
             return self._hear_coded(effect, codec)
+        if ranks is not None and effect.in_two_phases(self.rank):
+            share = CodedShare(x, Stretches(x, codec, len(ranks)), ranks.index(self.rank), key, effect.lost)
+            return self._in_two_phases(share, ranks)
         message = encode(x, codec, key)
         if ranks is not None:
             gathered = [torch.empty_like(message) for _ in ranks]
@@ -190,6 +196,21 @@ class Transport:
 
         return Sent(works, result)
 
+    def _in_two_phases(self, share: CodedShare, ranks: tuple[int, ...]) -> Sent:
+        """The first phase goes on in the background; the second begins when the result is asked for."""
+        phases = self._phases(share, ranks)
+
+        def result() -> Vec:
+            self.waiter.wait([phases.to_all([True] * len(ranks))], "the others' sums")
+            return Vec([p.div_(len(ranks)) for p in phases.result().parts])
+
+        return Sent([phases.to_owners()], result)
+
+    def _phases(self, share: CodedShare, ranks: tuple[int, ...]) -> TwoPhases:
+        phases = TwoPhases(share, self.group(ranks))
+        self.wire_bytes += phases.wire_bytes
+        return phases
+
     def _hear_coded(self, effect: Mix, codec: Codec) -> Sent:
         """Others' coded shares beside one's own, which goes to nobody."""
         W, x = effect.W, effect.x
@@ -204,11 +225,37 @@ class Transport:
         return Sent(works, result)
 
     def coded_gradients(
-        self, g: Vec | None, header: Tensor, like: Vec, codec: Codec, ranks: tuple[int, ...], key: tuple[int, int]
+        self,
+        g: Vec | None,
+        header: Tensor,
+        like: Vec,
+        codec: Codec,
+        ranks: tuple[int, ...],
+        key: tuple[int, int],
+        gathers: bool = False,
     ) -> tuple[Vec | None, Tensor]:
         """The mean of the coded gradients of those who have one, and the sum of all ``header`` bytes."""
         if sent_to(codec, len(ranks) - 1) is None:
             return g, header.long()
+        if gathers:
+            return self._gathered_gradients(g, header, like, codec, ranks, key)
+        stretches, own_key = Stretches(like, codec, len(ranks)), (key[0], self.rank, key[1])
+        share = CodedShare(g, stretches, ranks.index(self.rank), own_key)
+        message = torch.cat([torch.tensor([g is not None], dtype=torch.uint8), header])
+        headers = torch.empty(len(ranks), message.numel(), dtype=torch.uint8)
+        self.wire_bytes += all_gather_bytes(len(ranks), message.numel()) // len(ranks)
+        told = self.group(ranks).all_gather(list(headers), message)
+        phases = self._phases(share, ranks)
+        self.waiter.wait([told, phases.to_owners()], "the others' gradients")
+        gives, counts = headers[:, 0].tolist(), headers[:, 1:].long().sum(dim=0)
+        if not any(gives):
+            return None, counts
+        self.waiter.wait([phases.to_all(gives)], "the others' sums")
+        return Vec([p.div_(sum(gives)) for p in phases.result().parts]), counts
+
+    def _gathered_gradients(
+        self, g: Vec | None, header: Tensor, like: Vec, codec: Codec, ranks: tuple[int, ...], key: tuple[int, int]
+    ) -> tuple[Vec | None, Tensor]:
         seed, seq = key
         body = torch.zeros(message_bytes(like, codec), dtype=torch.uint8)
         if g is not None:

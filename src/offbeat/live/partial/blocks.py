@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import torch
 
+from offbeat.live.carriers.phases import TwoPhases
 from offbeat.live.partial.buffers import RoundBuffer
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.group import Group
 from offbeat.live.transport.waiter import Waiter
 from offbeat.method.effects import Channel
 from offbeat.tensors.codec import Codec
-from offbeat.tensors.wire import all_gather_bytes, all_reduce_bytes, decode, encode
+from offbeat.tensors.stretches import CodedShare, Stretches
+from offbeat.tensors.vector import Vec
+from offbeat.tensors.wire import all_reduce_bytes
 from offbeat.topology.hierarchy import Nodes
 
 MADE_AT_ONCE = 16
@@ -48,19 +51,26 @@ class BlockSums:
             self._waiter.wait([group.all_reduce(t) for t in given.whole], f"round {version}")
 
     def coded_total(
-        self, given: RoundBuffer, ranks: tuple[int, ...], version: int, codec: Codec, key: tuple[int, int, int]
+        self,
+        given: RoundBuffer,
+        own: RoundBuffer | None,
+        ranks: tuple[int, ...],
+        version: int,
+        codec: Codec,
+        key: tuple[int, int, int],
+        lost: Vec | None,
+        of_weights: bool,
     ) -> None:
-        """The same of coded vectors. Who gives nothing adds nothing, whatever its codec makes of zeros."""
-        message = encode(given, codec, key)
-        gathered, record = [torch.empty_like(message) for _ in ranks], torch.from_numpy(given.record)
-        group = self._group(ranks)
+        """The same of coded vectors, of which mine is ``own``. Of gradients who gives nothing adds nothing, whatever
+        its codec makes of zeros; weights are there of all, also of those with nothing new in them to record."""
+        group, what, record = self._group(ranks), f"round {version}", given.record
         assert group is not None, "what goes to nobody is not coded"
-        self.wire_bytes += all_gather_bytes(len(ranks), message.numel()) // len(ranks)
-        self._waiter.wait([group.all_reduce(record), group.all_gather(gathered, message)], f"round {version}")
-        given.zero_()
-        for r, theirs in zip(ranks, gathered, strict=True):
-            if given.record[r]:
-                given.add_(decode(theirs, given, codec))
+        stretches = Stretches(given, codec, len(ranks))
+        phases = TwoPhases(CodedShare(own, stretches, ranks.index(self._rank), key, lost), group)
+        self.wire_bytes += phases.wire_bytes
+        self._waiter.wait([group.all_reduce(torch.from_numpy(record)), phases.to_owners()], what)
+        self._waiter.wait([phases.to_all([of_weights or bool(record[r]) for r in ranks])], what)
+        phases.result(given)
 
     def give_up(self) -> None:
         """End a wait under way."""

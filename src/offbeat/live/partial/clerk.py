@@ -282,7 +282,9 @@ class Clerk:
         if codec is None:
             self._sums.total(buffer, ranks, version)
         else:
-            self._sums.coded_total(buffer, ranks, version, codec, (self._seed, self._rank, version))
+            own = None if given.value is None else buffer
+            key, lost = (self._seed, self._rank, version), self._channel.lost
+            self._sums.coded_total(buffer, own, ranks, version, codec, key, lost, seat.rules.of_weights)
         if not self._divides_early(divisor):
             for p in buffer.parts:
                 p.div_(divisor)

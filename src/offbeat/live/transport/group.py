@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import AllgatherOptions
+from torch._C._distributed_c10d import AllgatherOptions, AllToAllOptions
 
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.waiter import Waiter
@@ -61,6 +61,15 @@ class Group:
         options.timeout = LONG
         outputs, inputs = [[self._alias(t) for t in everyones]], [self._alias(tensor)]
         return self._gloo.allgather(outputs, inputs, options)  # type: ignore[no-any-return]
+
+    def all_to_all(self, received: Tensor, sent: Tensor, incoming: list[int], outgoing: list[int]) -> dist.Work:
+        """Start giving each member its stretch of ``sent``: ``outgoing`` elements of its first dimension for each, in
+        the order of the ranks, and ``incoming`` from each."""
+        options = AllToAllOptions()
+        options.timeout = LONG
+        return self._gloo.alltoall_base(  # type: ignore[no-any-return]
+            self._alias(received), self._alias(sent), incoming, outgoing, options
+        )
 
     def _alias(self, tensor: Tensor) -> Tensor:
         """The same memory under another name, which lives exactly as long as Gloo's threads hold it."""

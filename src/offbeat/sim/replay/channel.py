@@ -195,7 +195,8 @@ class ReplayedChannel:
             return
         self._given[version, block] = ordered = {r: given[r] for r in block}
         me = self.chairs[block[0]].me
-        value = summed(self.channel, ordered, me, version, seat.divisor(block))
+        lost = {r: self.chairs[r].channel.lost for r in block}
+        value = summed(self.channel, ordered, me, version, seat.divisor(block), lost)
         seconds, sent = charge(self.channel, me, self._network, [self.nodes.leader(r) for r in block])
         self.bytes_sent += sent
 

@@ -1,0 +1,46 @@
+"""A coded sum in two phases among the members of a group; `offbeat.tensors.stretches` says who does what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from offbeat.live.transport.group import Group
+from offbeat.tensors.stretches import CodedShare
+from offbeat.tensors.vector import Vec
+
+
+class TwoPhases:
+    """One sum: ``to_owners``, wait, ``to_all``, wait, ``result``. ``wire_bytes``: what this member sends in all."""
+
+    def __init__(self, share: CodedShare, group: Group) -> None:
+        self._share, self._group = share, group
+        self._places, self._own = range(len(share.stretches.lengths)), share.stretches.lengths[share.place]
+        self._received: list[torch.Tensor] = []
+        self._sums: list[torch.Tensor] = []
+        self.wire_bytes = sum(share.stretches.lengths) + (len(self._places) - 2) * self._own
+
+    def to_owners(self) -> dist.Work:
+        """Start the first phase: to every member its stretch, and mine from all."""
+        share = self._share
+        outgoing = [0 if place == share.place else n for place, n in enumerate(share.stretches.lengths)]
+        incoming = [0 if place == share.place else self._own for place in self._places]
+        sent = torch.zeros(sum(outgoing), dtype=torch.uint8) if share.sent is None else share.sent.cpu()
+        received = torch.empty(sum(incoming), dtype=torch.uint8)
+        self._received = list(received.split(incoming))
+        return self._group.all_to_all(received, sent, incoming, outgoing)
+
+    def to_all(self, gives: Sequence[bool]) -> dist.Work:
+        """Start the second phase: the sum of my stretch, of those who give something, to all."""
+        theirs = [m if there else None for m, there in zip(self._received, gives, strict=True)]
+        own_sum = self._share.own_sum(theirs).cpu()
+        longest = max(self._share.stretches.lengths)  # Gloo wants all equally long
+        self._sums = list(torch.empty(len(self._places), longest, dtype=torch.uint8))
+        return self._group.all_gather(self._sums, torch.nn.functional.pad(own_sum, (0, longest - own_sum.numel())))
+
+    def result(self, out: Vec | None = None) -> Vec:
+        """The sum of what all gave. What was lost is noted now."""
+        self._share.keep()  # first: the sum may be written over what was given
+        return self._share.result(self._sums, out)

@@ -1,0 +1,54 @@
+"""Coded sums between processes: equal bits on all, and as many bytes as the simulator counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import offbeat as ob
+from tests.support.scenarios import Told, scenario
+
+pytestmark = pytest.mark.live
+
+STEPS = 4
+METHODS = {
+    "local_sgd": ob.local_sgd(1, codec=ob.codec.int8(bucket=100)),
+    "local_sgd, fewer buckets than workers": ob.local_sgd(1, codec=ob.codec.int8(bucket=400)),
+    "local_sgd, one bucket": ob.local_sgd(1, codec=ob.codec.qsgd(4, bucket=4000)),
+    "local_sgd, the largest": ob.local_sgd(1, codec=ob.codec.topk(5, chunk=100)),
+    "wagma": ob.wagma(3, 1, "everyone", codec=ob.codec.int8(bucket=100)),
+    "eager": ob.eager("everyone", sync_every=1, codec=ob.codec.int8(bucket=100)),
+}
+
+
+def task() -> ob.Task:
+    return ob.tasks.regression(dimension=1000, batch=8, dtype=torch.float32)
+
+
+@scenario(3)
+def trained(rank: int) -> dict[str, tuple[Tensor, int]]:
+    """For each method the weights after the last step, and the bytes sent until then."""
+    out, work = {}, task()
+    for name, strategy in METHODS.items():
+        model = work.build(0)
+        optimizer = ob.attach(work.optimizer(list(model.parameters())), model, strategy, patience_s=120)
+        for t in range(STEPS):
+            optimizer.zero_grad()
+            work.value(model, work.take(rank, t)).backward()
+            optimizer.step()
+        out[name] = (torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone(), optimizer.wire_bytes)
+        optimizer.finish()
+    return out
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_all_workers_get_the_same_bits(told: Told, name: str) -> None:
+    weights = [run[name][0] for run in told(trained)]
+    assert all(torch.equal(w, weights[0]) for w in weights)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_they_send_as_many_bytes_as_simulated_ones(told: Told, name: str) -> None:
+    sent = sum(run[name][1] for run in told(trained))
+    assert sent == ob.simulate(METHODS[name], task(), 3, STEPS).wire_bytes
