@@ -12,9 +12,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
+if TYPE_CHECKING:  # a draw itself needs neither, and the hub's process has neither
+    import torch
 
 _WORD = (1 << 64) - 1
 _MODEL = 0x6D6F64  # so that no other draw shares our keys
@@ -56,6 +57,8 @@ def permutation(n: int, *key: int) -> tuple[int, ...]:
 
 def generator(*key: int, device: torch.device | str = "cpu") -> torch.Generator:
     """A torch generator that belongs to this key alone."""
+    import torch
+
     return torch.Generator(device=device).manual_seed(bits(*key) >> 1)
 
 
@@ -69,6 +72,9 @@ def for_batch(seed: int, rank: int, step: int, row: int = 0) -> int:
 
 def reseed(seed: int, cuda: Sequence[int] = ()) -> None:
     """Seed the global generators of torch (CPU, and these CUDA devices), numpy and ``random``."""
+    import numpy as np
+    import torch
+
     # Not torch.manual_seed: where CUDA sleeps, that leaves an order behind to seed it when it wakes up.
     torch.default_generator.manual_seed(seed)
     for device in cuda:
@@ -80,6 +86,9 @@ def reseed(seed: int, cuda: Sequence[int] = ()) -> None:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed every global generator, and put them all back afterwards. (CUDA's only if it is awake.)"""
+    import numpy as np
+    import torch
+
     cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else range(0)
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
@@ -98,5 +107,7 @@ def cuda_of(tensors: Iterable[torch.Tensor]) -> list[int]:
 
 def states() -> tuple[object, ...]:
     """Where Python's and numpy's generators stand: equal as long as nobody draws from them."""
+    import numpy as np
+
     name, words, *rest = np.random.get_state()
     return random.getstate(), name, bytes(np.asarray(words)), *rest

@@ -22,15 +22,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from offbeat.rounds.place import Place
 from offbeat.rounds.referee import Notice, Say
 from offbeat.rounds.rules import Rules
 from offbeat.rounds.tray import Deposit, Tray
-from offbeat.tensors.vector import Vec
-from offbeat.topology.hierarchy import Nodes
-from offbeat.topology.matrix import Mixing
+
+if TYPE_CHECKING:  # the hub's process keeps seats, too, and does without torch
+    from offbeat.tensors.vector import Vec
+    from offbeat.topology.hierarchy import Nodes
+    from offbeat.topology.matrix import Mixing
 
 
 @dataclass(frozen=True, slots=True, eq=False)

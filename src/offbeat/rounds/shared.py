@@ -12,8 +12,12 @@ are two, a lock is held around each call.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from offbeat.rounds.seat import Event
-from offbeat.tensors.vector import Vec
+
+if TYPE_CHECKING:
+    from offbeat.tensors.vector import Vec
 
 
 class SharedVec:

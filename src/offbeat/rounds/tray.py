@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from offbeat.rounds.rules import Absent, CatchUp
-from offbeat.tensors.vector import Vec
+
+if TYPE_CHECKING:
+    from offbeat.tensors.vector import Vec
 
 
 @dataclass(frozen=True, slots=True)

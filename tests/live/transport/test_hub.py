@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 
 import pytest
 
 from offbeat.live.partial.coordinator import Coordinator
-from offbeat.live.transport.hub import HELLO, MOST_STRANGERS, Frame, Hub, Word, connect, read_frame
+from offbeat.live.transport.hub import HELLO, MOST_STRANGERS, Doors, Frame, Hub, Word, connect, read_frame
 from offbeat.rounds import waiting
 from offbeat.rounds.referee import Referee
 from offbeat.rounds.rules import Rules
@@ -17,7 +18,7 @@ TOKEN = bytes(range(16))
 
 
 def hub_of(size: int) -> Hub:
-    return Hub(Coordinator(Referee(Rules(waiting.first, "carry"), size, 0)), size, "127.0.0.1", TOKEN)
+    return Hub(Coordinator(Referee(Rules(waiting.first, "carry"), size, 0)), size, Doors("127.0.0.1", TOKEN))
 
 
 @pytest.fixture
@@ -25,6 +26,10 @@ def hub() -> Iterator[Hub]:
     hub = hub_of(2)
     yield hub
     hub.abandon()
+
+
+def told(hub: Hub) -> str:
+    return json.dumps(["127.0.0.1", hub.port, TOKEN.hex()])
 
 
 def knock(hub: Hub, says: bytes = b"") -> socket.socket:
@@ -43,7 +48,7 @@ def is_sent_away(stranger: socket.socket) -> bool:
 
 def one_round(hub: Hub) -> None:
     """Both clerks come and rank 1 arrives; both hear "go"."""
-    clerks = [connect("127.0.0.1", hub.port, TOKEN, rank) for rank in (0, 1)]
+    clerks = [connect(told(hub), rank) for rank in (0, 1)]
     clerks[1].sendall(Frame(Word.ARRIVED, 1, 0, 0).pack())
     for clerk in clerks:
         clerk.settimeout(60)  # 40 strangers who were waited for would take longer
@@ -74,7 +79,7 @@ def test_who_says_something_else_is_sent_away_and_delays_nobody(hub: Hub, says: 
 
 
 def test_a_rank_comes_only_once(hub: Hub) -> None:
-    first = connect("127.0.0.1", hub.port, TOKEN, 0)
+    first = connect(told(hub), 0)
     assert is_sent_away(knock(hub, HELLO.pack(TOKEN, 0)))
     first.close()
 
@@ -94,7 +99,7 @@ def test_the_door_is_shut_when_all_have_come(hub: Hub) -> None:
 
 def test_a_hub_that_is_given_up_hangs_up_on_everybody() -> None:
     hub = hub_of(3)
-    clerk, stranger = connect("127.0.0.1", hub.port, TOKEN, 0), knock(hub)
+    clerk, stranger = connect(told(hub), 0), knock(hub)
     hub.abandon()
     assert read_frame(clerk) is None
     assert is_sent_away(stranger)

@@ -76,7 +76,7 @@ class Desk(Asking):
             self._flush()
         answers, self._answers = self._answers, []
         more, self._more = self._more, []
-        return [*self._slots.letters(answers, rank), *more, *self._stop_asking()]
+        return [*self._slots.letters(answers), *more, *self._stop_asking()]
 
     def _open(self, frame: Frame) -> None:
         rank, slot, step, logs = frame.rank, frame.a, frame.b, bool(frame.c)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import socket
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -14,21 +14,23 @@ import torch.distributed as dist
 
 from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.carriers.shelves import Shelves
+from offbeat.live.partial.apart import HubApart, Plan, plan_of_channel
 from offbeat.live.partial.bell import Bell, Rings
 from offbeat.live.partial.blocks import BlockSums
 from offbeat.live.partial.clerk import Clerk
 from offbeat.live.partial.coordinator import Coordinator
 from offbeat.live.partial.desk import Desk
 from offbeat.live.partial.leaders import Follower, Inside, Leader
-from offbeat.live.partial.meetings import Meeting, Meetings, Visitor
+from offbeat.live.partial.meetings import Meetings
 from offbeat.live.partial.pairs import SharedWeights, Visit, Visits
 from offbeat.live.partial.stacks import Slots
 from offbeat.live.partial.taker import Taker
+from offbeat.live.partial.visitor import Meeting, Visitor
 from offbeat.live.transport import elsewhere
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.transport.group import Group
-from offbeat.live.transport.hub import Handler, Hub, connect, own_address
+from offbeat.live.transport.hub import Doors, Handler, Hub, connect, own_address
 from offbeat.live.transport.waiter import Waiter
 from offbeat.method.effects import (
     Add,
@@ -93,7 +95,7 @@ class Endpoints:
         self._clerk: Clerk | Taker | Leader | Follower | None = None
         self._pairs: SharedWeights | Visitor | None = None
         self._bell: Bell | None = None
-        self._hub: Hub | None = None
+        self._hub: Hub | HubApart | None = None
         self._connection: socket.socket | None = None  # its owner closes it; without one, as where groups fail, we do
         self._sums: BlockSums | None = None
         self._first_round = self._wire_bytes = 0
@@ -186,11 +188,10 @@ class Endpoints:
         if channel.codec is None:
             shelves = self._transport.shelves(f"rounds/{channel.name}", leaders, me.x, parameters)
         if shelves is not None:
-            self._channel = channel
             taker = self._take_seat(channel, x, me, nodes, referee, shelves)
-            self._clerk = Leader(taker, inside) if inside is not None else taker
+            self._channel, self._clerk = channel, Leader(taker, inside) if inside is not None else taker
             return
-        connection = self._meet_at_hub(Coordinator(referee), nodes)
+        connection = self._meet_at_hub(lambda: Coordinator(referee), nodes)
         self._channel = channel
         self._sums = BlockSums(channel, nodes, self._board, Waiter(self._board, self._patience_s), first_round)
         clerk = Clerk(
@@ -215,15 +216,18 @@ class Endpoints:
         self, channel: Channel, x: Vec | None, me: Replica, nodes: Nodes, referee: Referee, shelves: Shelves
     ) -> Taker:
         """Where vectors lie in memory that all can read, the seats are kept at the hub."""
-        first_round = self._first_round
+        first_round, slots = self._first_round, self._slots(nodes.count, me.x, shelves)
 
-        def seat(rank: int, first_step: int, log: list[Event] | None) -> Seat:
-            return Seat(
-                channel.rules, channel.whom, nodes, rank, None, first_round=first_round, first_step=first_step, log=log
-            )
+        def desk() -> Desk:
+            def seat(rank: int, step: int, log: list[Event] | None) -> Seat:
+                return Seat(
+                    channel.rules, channel.whom, nodes, rank, None, first_round=first_round, first_step=step, log=log
+                )
 
-        desk = Desk(seat, nodes, referee, self._slots(nodes.count, me.x, shelves))
-        line = self._meet_at_hub(desk, nodes, lines=2)
+            return Desk(seat, nodes, referee, Slots(**slots))
+
+        plan = plan_of_channel(channel, nodes.count, nodes.per_node, me.seed, first_round)
+        line = self._meet_at_hub(desk, nodes, 2, None if plan is None else {**plan, "slots": slots})
         questions = self._connect(nodes.count + nodes.of(self._board.rank))
         return Taker(
             channel,
@@ -240,8 +244,9 @@ class Endpoints:
             self._log,
         )
 
-    def _slots(self, size: int, x: Vec, shelves: Shelves) -> Slots:
-        return Slots(size, shelves.slots, small=x.numel <= SMALL, shares=not shelves.on_device)
+    def _slots(self, size: int, x: Vec, shelves: Shelves) -> dict[str, Any]:
+        on_device = shelves.on_device
+        return {"size": size, "slots": shelves.slots, "small": x.numel <= SMALL, "shares": not on_device}
 
     def resume(self, rounds: int) -> None:
         """The run goes on after so many rounds."""
@@ -263,10 +268,12 @@ class Endpoints:
         everyone = Nodes(me.size)
         shelves = self._transport.shelves("pairs", tuple(range(me.size)), effect.x, 0)
         if shelves is not None:
-            line = self._meet_at_hub(Meetings(me.size, self._slots(me.size, effect.x, shelves)), everyone)
+            slots = self._slots(me.size, effect.x, shelves)
+            plan = {"what": "meetings", "size": me.size, "slots": slots}
+            line = self._meet_at_hub(lambda: Meetings(me.size, Slots(**slots)), everyone, 1, plan)
             self._pairs = Visitor(effect.x, shelves, line, self._board, self.trace, self._patience_s, self._log)
             return
-        connection = self._meet_at_hub(Visits(me.size), everyone)
+        connection = self._meet_at_hub(lambda: Visits(me.size), everyone)
         self._pairs = SharedWeights(
             effect.x, effect.peers, connection, self._board, self.trace, self._patience_s, self._log
         )
@@ -275,14 +282,18 @@ class Endpoints:
         if self.is_open:
             raise OffbeatError("a strategy opens one channel, or shares its weights once")
 
-    def _meet_at_hub(self, handler: Handler, nodes: Nodes, lines: int = 1) -> socket.socket:
-        """This worker's line to the hub, which rank 0 has opened for so many from each."""
-        if lines == 1:
-            self._refuse_if_open()
+    def _meet_at_hub(
+        self, handler: Callable[[], Handler], nodes: Nodes, lines: int = 1, plan: Plan | None = None
+    ) -> socket.socket:
+        """This worker's line to the hub, which rank 0 has opened for so many from each.
+
+        With a ``plan`` it is a process of its own, which no worker's interpreter holds up.
+        """
+        self._refuse_if_open()
         if self._board.rank == 0:
-            token = secrets.token_bytes(16)
-            self._hub = Hub(handler, lines * nodes.count, address := own_address(), token)
-            self._board.publish("hub", json.dumps([address, self._hub.port, token.hex()]))
+            doors, size = Doors(own_address(), secrets.token_bytes(16)), lines * nodes.count
+            self._hub = self._apart(plan, size, doors) or Hub(handler(), size, doors)
+            self._board.publish("hub", doors.told)
         known, what = lambda: self._board.published("hub") is not None, "rank 0 to take its first step"
         self._transport.waiter.until(known, what)
         self._connection = self._connect(nodes.of(self._board.rank))
@@ -290,10 +301,18 @@ class Endpoints:
         sys.setswitchinterval(min(SWITCH_S, self._switch_s))
         return self._connection
 
-    def _connect(self, as_whom: int) -> socket.socket:
-        address, port, token_hex = json.loads(self._board.published("hub") or "")
+    def _apart(self, plan: Plan | None, size: int, doors: Doors) -> HubApart | None:
+        if plan is None or not sys.executable:
+            return None
         try:
-            return connect(address, port, bytes.fromhex(token_hex), as_whom)
+            return HubApart(plan, size, doors)
+        except OSError as error:
+            warnings.warn(f"no process could be started for the hub ({error}): it shares rank 0's", stacklevel=2)
+            return None
+
+    def _connect(self, as_whom: int) -> socket.socket:
+        try:
+            return connect(self._board.published("hub") or "", as_whom)
         except OSError as error:
             raise self._board.lost("the way to rank 0") from error
 
@@ -315,7 +334,8 @@ class Endpoints:
     def hang_bell(self) -> Bell:
         """The bell of micro-batches; every rank comes here at its first step."""
         if self._bell is None:
-            connection = self._meet_at_hub(Rings(self._board.size), Nodes(self._board.size))
+            size = self._board.size
+            connection = self._meet_at_hub(lambda: Rings(size), Nodes(size))
             self._bell = Bell(connection, self._board, self._patience_s)
         return self._bell
 

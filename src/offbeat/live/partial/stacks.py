@@ -149,27 +149,30 @@ class Answer:
 class Slots:
     """The hub's slots in everybody's shelf, and who adds up what there.
 
-    ``small``: vectors so short that each worker adds them up itself, instead of waiting for another's part.
-    ``shares``: several workers make a sum together; else one does, for all.
+    ``shares``: several workers make a sum together; else one does, for all. ``small``: in vectors so short, each of
+    them adds up all, instead of waiting for another's part.
     """
 
     def __init__(self, size: int, slots: int, small: bool, shares: bool) -> None:
         self._small, self._shares = small, shares
         self._free: list[list[int]] = [list(range(slots - 1, DEPOSITS - 1, -1)) for _ in range(size)]
 
-    def letters(self, answers: Sequence[Answer], speaker: int) -> list[Letter]:
+    def letters(self, answers: Sequence[Answer]) -> list[Letter]:
         """The answers as letters; whoever is answered now adds up what nobody has added up yet."""
         for answer in answers:
             for total in answer.sums:
                 if total.home is None:
-                    self._assign(total, sorted(a.chair.rank for a in answers if total in a.sums), speaker)
+                    self._assign(total, sorted(a.chair.rank for a in answers if total in a.sums))
         return [self._letter(answer) for answer in answers]
 
-    def _assign(self, total: Sum, takers: list[int], speaker: int) -> None:
-        if not self._shares and not self._small:
-            takers = [speaker if speaker in takers else takers[0]]
+    def _assign(self, total: Sum, takers: list[int]) -> None:
+        if not self._shares:
+            takers = takers[:1]
         home = takers[0], self._free[takers[0]].pop()
-        total.assign(home, tuple(takers), self._small, lambda place: self._free[place[0]].append(place[1]))
+        total.assign(home, tuple(takers), self._small and self._shares, self._give_back)
+
+    def _give_back(self, home: tuple[int, int]) -> None:
+        self._free[home[0]].append(home[1])
 
     def _letter(self, answer: Answer) -> Letter:
         chair, sums = answer.chair, answer.sums

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from offbeat.live.transport import elsewhere
 from offbeat.live.transport.errors import ConfigMismatch, PeerFailed
-from offbeat.live.transport.hub import Hub, connect, own_address
+from offbeat.live.transport.hub import Doors, Hub, connect, own_address
 from offbeat.live.transport.lifeline import Failure, Lifeline, Roll
 from offbeat.live.transport.processes import this_process
 
@@ -76,18 +76,20 @@ class Board:
         """Rank 0 starts the hub and tells the others where it is."""
         if self.rank == 0:
             token = secrets.token_bytes(16)
-            self._hub = Hub(Roll(), self.size, address := own_address(), token)
-            self._store.set("lifeline", json.dumps([address, self._hub.port, token.hex()]))
+            doors = Doors(own_address(), token)
+            self._hub = Hub(Roll(), self.size, doors)
+            self._store.set("lifeline", doors.told)
         start, pause_s = time.monotonic(), 0.001
         while not self._store.check(["lifeline"]):
             if time.monotonic() - start > START_S:
                 raise PeerFailed(f"rank 0 did not attach within {START_S:.0f} s; do all ranks call it?")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.05)
-        address, port, token_hex = json.loads(self._store.get("lifeline"))
+        told = self._store.get("lifeline").decode()
         try:
-            connection = connect(address, port, bytes.fromhex(token_hex), self.rank)
+            connection = connect(told, self.rank)
         except OSError as error:
+            address, port, _ = json.loads(told)
             words = f"rank 0 does not answer at {address}:{port}, where it said that it would be"
             raise PeerFailed(f"{words}: it has ended, or that address cannot be reached from here") from error
         line = Lifeline(connection, self.rank, elsewhere.in_words)

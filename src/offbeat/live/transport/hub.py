@@ -1,8 +1,9 @@
-"""News between workers: a star of TCP connections around rank 0.
+"""News between workers: a star of connections around a hub, which rank 0 starts.
 
-A hub is one thread of rank 0's process. Every worker has one connection to it; what a frame means is a *handler's*
-business, which alone is called by that thread and so needs no lock. Frames from one worker are heard in the order they
-were sent, and what the handler answers reaches every worker in one order. No tensor passes a hub.
+A hub is one thread of rank 0's process, or a process of its own. Every worker has one connection to it; what a frame
+means is a *handler's* business, which alone is called by that thread and so needs no lock. Frames from one worker are
+heard in the order they were sent, and what the handler answers reaches every worker in one order. No tensor passes a
+hub.
 
 Until all workers have come, anybody can knock. Who says nothing, or something else than the token that lies in the
 job's store, delays nobody; when all have come the door is shut.
@@ -11,15 +12,18 @@ job's store, delays nobody; when all have come the door is shut.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import hmac
+import json
 import os
 import selectors
 import socket
 import struct
+import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 HEAD = struct.Struct("<BHqqqII")
 HELLO = struct.Struct("<16sH")
@@ -110,6 +114,14 @@ class Handler(Protocol):
         ...
 
 
+class Ear(Protocol):
+    """What a service hears at that the run is given up: it can be read from then on."""
+
+    def fileno(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
 class Quiet:
     """A handler that minds neither silence nor connections that close."""
 
@@ -141,18 +153,39 @@ def read_frame(connection: socket.socket) -> Frame | None:
     return Frame(Word(word), rank, a, b, c, more[:text_length].decode(), more[text_length:])
 
 
-class Hub:
-    """Rank 0's side: accepts every worker, asks the handler, spreads the news, until all workers have hung up."""
+class Doors:
+    """Where workers come to a hub: a port, and for those of its host a Unix socket without a file."""
 
-    def __init__(self, handler: Handler, size: int, address: str, token: bytes) -> None:
-        self._handler, self._token, self._size = handler, token, size
-        self._listener = socket.create_server((address, 0), backlog=MOST_STRANGERS)
-        self._listener.setblocking(False)
-        self.port = int(self._listener.getsockname()[1])
-        self._ear, self._mouth = socket.socketpair()  # hears that the run is given up
-        self._strangers: dict[socket.socket, bytes] = {}
-        self._workers: dict[int, socket.socket] = {}
-        self._thread = threading.Thread(target=self._run, name="offbeat-hub", daemon=True)
+    def __init__(self, address: str, token: bytes) -> None:
+        self.address, self.token = address, token
+        tcp = socket.create_server((address, 0), backlog=MOST_STRANGERS)
+        self.port = int(tcp.getsockname()[1])
+        self.listeners = [tcp]
+        if hasattr(socket, "AF_UNIX") and sys.platform == "linux":
+            unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            unix.bind(_unix_name(token))
+            unix.listen(MOST_STRANGERS)
+            self.listeners.append(unix)
+
+    @property
+    def told(self) -> str:
+        """What a worker must know to come in."""
+        return json.dumps([self.address, self.port, self.token.hex()])
+
+
+def _unix_name(token: bytes) -> bytes:
+    # Not the token itself: names of such sockets can be read by everybody on the machine.
+    return b"\0offbeat-hub-" + hashlib.sha256(b"name" + token).hexdigest()[:32].encode()
+
+
+class Hub:
+    """A service in a thread of this process."""
+
+    def __init__(self, handler: Handler, size: int, doors: Doors) -> None:
+        self.port = doors.port
+        ear, self._mouth = socket.socketpair()  # hears that the run is given up
+        service = Service(handler, size, doors.token, doors.listeners, ear)
+        self._thread = threading.Thread(target=service.run, name="offbeat-hub", daemon=True)
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
@@ -165,38 +198,57 @@ class Hub:
         self._mouth.close()
         self._thread.join(CONNECT_S)
 
-    def _run(self) -> None:
+
+class Service:
+    """Accepts every worker, asks the handler, spreads the news, until all workers have hung up or ``ear`` has closed.
+
+    A worker that does not read delays nobody: what does not fit into its connection waits here.
+    """
+
+    def __init__(self, handler: Handler, size: int, token: bytes, listeners: Sequence[socket.socket], ear: Ear) -> None:
+        self._handler, self._token, self._size, self._ear = handler, token, size, ear
+        self._listeners = list(listeners)
+        for listener in self._listeners:
+            listener.setblocking(False)
+        self._strangers: dict[socket.socket, bytes] = {}
+        self._workers: dict[int, socket.socket] = {}
+        self._waiting: dict[int, bytearray] = {}  # what a worker has not read yet
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> None:
         try:
-            with selectors.DefaultSelector() as selector:
+            with self._selector as selector:
                 selector.register(self._ear, selectors.EVENT_READ)
                 if self._let_in(selector):
                     self._serve(selector)
         finally:  # also after a bug of ours: whoever waits then notices
-            for connection in (self._listener, self._ear, *self._strangers, *self._workers.values()):
+            for connection in (*self._listeners, self._ear, *self._strangers, *self._workers.values()):
                 connection.close()
 
     # The door.
 
     def _let_in(self, selector: selectors.BaseSelector) -> bool:
         """Until every worker has come; False if the run is given up before."""
-        selector.register(self._listener, selectors.EVENT_READ)
+        for listener in self._listeners:
+            selector.register(listener, selectors.EVENT_READ)
         while len(self._workers) < self._size:
             for knocking in [key.fileobj for key, _ in selector.select()]:
                 if knocking is self._ear:
                     return False
-                if knocking is self._listener:
-                    self._open_door(selector)
+                if knocking in self._listeners:
+                    self._open_door(knocking, selector)
                 elif isinstance(knocking, socket.socket) and knocking in self._strangers:
                     self._ask_who(knocking, selector)
         for stranger in list(self._strangers):
             self._send_away(stranger, selector)
-        selector.unregister(self._listener)
-        self._listener.close()
+        for listener in self._listeners:
+            selector.unregister(listener)
+            listener.close()
         return True
 
-    def _open_door(self, selector: selectors.BaseSelector) -> None:
+    def _open_door(self, door: Any, selector: selectors.BaseSelector) -> None:
         try:
-            stranger, _ = self._listener.accept()
+            stranger, _ = door.accept()
         except OSError:
             return  # gone again
         stranger.setblocking(False)
@@ -242,11 +294,14 @@ class Hub:
                 return
             if not ready:
                 self._deliver(self._handler.silence())
-            for key, _ in ready:
+            for key, events in ready:
                 if key.data is None:
                     given_up = True
                     selector.unregister(self._ear)
-                else:
+                    continue
+                if events & selectors.EVENT_WRITE:
+                    self._send(key.data, b"")
+                if events & selectors.EVENT_READ and key.data in self._workers:
                     self._read(key.data, selector)
 
     def _read(self, rank: int, selector: selectors.BaseSelector) -> None:
@@ -257,28 +312,63 @@ class Hub:
             return
         selector.unregister(connection)
         del self._workers[rank]
+        self._waiting.pop(rank, None)
         connection.close()
         self._deliver(self._handler.gone(rank))
 
     def _deliver(self, letters: Iterable[Letter]) -> None:
         for rank, frame in letters:
             data = frame.pack()
-            for one in self._workers if rank is None else (rank,):
-                with contextlib.suppress(OSError):  # a worker that is gone: its connection says so, too
-                    if one in self._workers:
-                        self._workers[one].sendall(data)
+            for one in list(self._workers) if rank is None else (rank,):
+                if one in self._workers:
+                    self._send(one, data)
+
+    def _send(self, rank: int, data: bytes) -> None:
+        """As much as the connection takes now; the rest when it takes more."""
+        connection, rest = self._workers[rank], self._waiting.pop(rank, bytearray())
+        was_full = bool(rest)
+        rest += data
+        with contextlib.suppress(OSError):  # it is full, or its worker is gone, which its connection says, too
+            while rest:
+                sent = connection.send(rest, socket.MSG_DONTWAIT)
+                del rest[:sent]
+        if rest:
+            self._waiting[rank] = rest
+        if was_full != bool(rest):
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if rest else 0)
+            self._selector.modify(connection, events, rank)
 
 
-def connect(address: str, port: int, token: bytes, rank: int) -> socket.socket:
-    """A worker's connection to a hub."""
-    connection = socket.create_connection((address, port), timeout=CONNECT_S)
-    _prepare(connection)
+def connect(told: str, rank: int) -> socket.socket:
+    """A worker's connection to a hub, of which it was ``told``: on the hub's own host without the network."""
+    address, port, token_hex = json.loads(told)
+    token = bytes.fromhex(token_hex)
+    connection = _connect_here(token)
+    if connection is None:
+        connection = socket.create_connection((address, port), timeout=CONNECT_S)
+        _prepare(connection)
     connection.sendall(HELLO.pack(token, rank))
     connection.settimeout(None)
     return connection
 
 
+def _connect_here(token: bytes) -> socket.socket | None:
+    """By the Unix socket, which is found only in the hub's own network namespace."""
+    if not hasattr(socket, "AF_UNIX") or sys.platform != "linux":
+        return None
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(CONNECT_S)
+    try:
+        connection.connect(_unix_name(token))
+    except OSError:
+        connection.close()
+        return None
+    return connection
+
+
 def _prepare(connection: socket.socket) -> None:
+    if connection.family == getattr(socket, "AF_UNIX", None):
+        return
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in ALIVE:
