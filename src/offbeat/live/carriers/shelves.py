@@ -20,7 +20,8 @@ from offbeat.live.transport.waiter import Waiter
 from offbeat.tensors.vector import Used, Vec, wide
 
 FEWEST, MOST = 64, 1 << 16  # slots
-BYTES = 1 << 32  # of one rank's slots, if that is not fewer than the fewest
+BYTES = 1 << 44  # of addresses, for the slots of all ranks; memory is what is written to, and no more
+ON_DEVICE = 1 << 12  # slots, where each is asked for when it is first used
 
 
 class Shelves:
@@ -33,7 +34,9 @@ class Shelves:
         self._kinds = [(wide(p.dtype), p.numel()) for p in like.parts]
         self.vector_bytes = vector_bytes(self._kinds)
         self._slot_bytes = round_up(max(self.vector_bytes, 1), mmap.PAGESIZE)
-        self.slots = max(FEWEST, min(MOST, BYTES // self._slot_bytes))
+        self.slots = max(FEWEST, min(MOST, BYTES // len(ranks) // self._slot_bytes))
+        if like.parts[0].is_cuda:
+            self.slots = ON_DEVICE
         self.carrier = "ipc" if like.parts[0].is_cuda else "shm"
         flag_bytes = round_up(self.slots * len(ranks) * 8, mmap.PAGESIZE)
         self._head_bytes = flag_bytes + round_up(self.slots * parameters, mmap.PAGESIZE)

@@ -168,7 +168,10 @@ class Slots:
     def _assign(self, total: Sum, takers: list[int]) -> None:
         if not self._shares:
             takers = takers[:1]
-        home = takers[0], self._free[takers[0]].pop()
+        owner = takers[0]
+        if not self._free[owner]:
+            raise MemoryError(f"no slot is free for round {total.version}: too many results wait for a worker")
+        home = owner, self._free[owner].pop()
         total.assign(home, tuple(takers), self._small and self._shares, self._give_back)
 
     def _give_back(self, home: tuple[int, int]) -> None:
@@ -214,17 +217,18 @@ def _free_when_complete(answer: Answer) -> list[tuple[int, int]]:
 def _needed(stacks: Iterable[Stack]) -> list[Sum]:
     """All sums that these vectors stand on and that may have to be made, those that others need first."""
     found: list[Sum] = []
-
-    def visit(stack: Stack) -> None:
-        for place, _ in stack.refs:
-            if isinstance(place, Sum) and place not in found:
-                for term in place.terms:
-                    visit(term)
-                found.append(place)
-
     for stack in stacks:
-        visit(stack)
+        _visit(stack, found)
     return found
+
+
+def _visit(stack: Stack, found: list[Sum]) -> None:
+    # Not a function inside the other: one that calls itself keeps itself alive, and with it all that it has found.
+    for place, _ in stack.refs:
+        if isinstance(place, Sum) and place not in found:
+            for term in place.terms:
+                _visit(term, found)
+            found.append(place)
 
 
 def places(stack: Stack) -> list[tuple[int, int, float]]:
