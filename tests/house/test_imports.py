@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "__main__": {"cli"},
 }
 # Inside the live world: from the wire up to whole jobs.
-LIVE = ["transport", "partial", "attached", "job"]
+LIVE = ["transport", "carriers", "partial", "attached", "job"]
 # No clock, no network, no thread, no process: a property of these rooms, whatever is put into them.
 PURE = {*VALUES, "method", "strategies", "tasks"}
 
@@ -47,6 +47,7 @@ READS_ENVIRONMENT = (
     "cli/",
     "live/attached/attach.py",
     "live/transport/hub.py",
+    "live/carriers/hosts.py",
     "live/job/",
 )
 

@@ -250,4 +250,5 @@ def record_of(run: Run | LiveRun, strategy: Strategy, scene: Scene) -> Record:
         seed=run.seed,
         delay=scene.delay_text,
         settings=plain_settings(strategy.settings),
+        carriers=run.carriers if isinstance(run, LiveRun) else (),
     )

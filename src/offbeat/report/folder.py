@@ -229,7 +229,7 @@ def _record(plain: Mapping[str, Any]) -> Record:
     known = {name: value for name, value in plain.items() if name in names}
     if plain.get("diverged"):
         known = {name: math.nan if name in ("loss", "train_loss") and v is None else v for name, v in known.items()}
-    record = Record(**known)
+    record = Record(**{**known, "carriers": tuple(map(str, known.get("carriers", ())))})
     for name in ("workers", "steps", "seconds", "wait_fraction", "wire_bytes"):
         if not isinstance(getattr(record, name), (int, float)):
             raise TypeError(f"{name} is {getattr(record, name)!r}")

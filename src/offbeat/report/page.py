@@ -156,7 +156,8 @@ def _settings(story: Story) -> str:
     ]
     for run in story.recordings:
         settings = ", ".join(f"{key}={value}" for key, value in run.record.settings.items())
-        rows.append((escape(run.record.label), escape(settings or "no settings")))
+        went = f"; vectors went through {' and '.join(run.record.carriers)}" if run.record.carriers else ""
+        rows.append((escape(run.record.label), escape((settings or "no settings") + went)))
     return "<dl>" + "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in rows if value) + "</dl>"
 
 

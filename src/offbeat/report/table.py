@@ -38,15 +38,17 @@ class Record:
     seed: int
     delay: str
     settings: Mapping[str, object] = field(default_factory=dict)
+    carriers: tuple[str, ...] = ()  # the ways the vectors of a live run went
 
     def json(self) -> dict[str, object]:
         """As JSON takes it: a loss that is not a number any more becomes null, and ``diverged`` says why."""
-        plain = {name: value for name, value in vars(self).items() if name != "label"}
+        plain = {name: value for name, value in vars(self).items() if name not in ("label", "carriers")}
         numbers = ("seconds", "wait_fraction", "loss", "accuracy", "train_loss")
         return {
             **plain,
             **{name: _finite(plain[name]) for name in numbers},
             "settings": dict(self.settings),
+            **({"carriers": list(self.carriers)} if self.carriers else {}),
             "diverged": any(plain[n] is not None and _finite(plain[n]) is None for n in ("loss", "train_loss")),
         }
 

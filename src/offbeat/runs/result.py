@@ -81,6 +81,10 @@ class Run(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class LiveRun(Result):
-    """A run of real processes, in real time. ``order``: what decided it, for ``ob.replay``."""
+    """A run of real processes, in real time. ``order``: what decided it, for ``ob.replay``.
+
+    ``carriers``: the ways its vectors went, such as "shm" or "gloo".
+    """
 
     order: Order | None = None
+    carriers: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from offbeat.live.partial.coordinator import Coordinator
-from offbeat.live.transport.hub import HELLO, MOST_STRANGERS, Doors, Frame, Hub, Word, connect, read_frame
+from offbeat.live.transport.hub import HELLO, MOST_STRANGERS, Entrance, Frame, Hub, Word, connect, read_frame
 from offbeat.rounds import waiting
 from offbeat.rounds.referee import Referee
 from offbeat.rounds.rules import Rules
@@ -18,7 +18,7 @@ TOKEN = bytes(range(16))
 
 
 def hub_of(size: int) -> Hub:
-    return Hub(Coordinator(Referee(Rules(waiting.first, "carry"), size, 0)), size, Doors("127.0.0.1", TOKEN))
+    return Hub(Coordinator(Referee(Rules(waiting.first, "carry"), size, 0)), size, Entrance("127.0.0.1", TOKEN))
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_who_says_something_else_is_sent_away_and_delays_nobody(hub: Hub, says: 
 
 
 def test_a_rank_comes_only_once(hub: Hub) -> None:
-    first = connect(told(hub), 0)
+    first = knock(hub, HELLO.pack(TOKEN, 0))
     assert is_sent_away(knock(hub, HELLO.pack(TOKEN, 0)))
     first.close()
 

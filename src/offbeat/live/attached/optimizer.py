@@ -136,6 +136,11 @@ class Attached(torch.optim.Optimizer):
         return self._run.transport.wire_bytes + self._run.endpoints.wire_bytes
 
     @property
+    def carriers(self) -> tuple[str, ...]:
+        """The ways this worker's vectors go: "shm" and "ipc" (memory that ranks share), "gloo" or "nccl"."""
+        return tuple(sorted(self._run.transport.carriers | self._run.endpoints.carriers))
+
+    @property
     def trace(self) -> Trace:
         """The partial rounds this worker took part in: who was fresh, how stale the others were, how long it waited."""
         return self._run.endpoints.trace

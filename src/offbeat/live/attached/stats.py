@@ -38,6 +38,9 @@ class Log(Protocol):
     def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> object: ...
 
 
+WAYS = {"shm": "shared memory", "ipc": "the GPU's memory (CUDA IPC)", "gloo": "Gloo", "nccl": "NCCL"}
+
+
 class Watched(Protocol):
     """An attached optimiser, as far as it is looked at here."""
 
@@ -48,6 +51,8 @@ class Watched(Protocol):
     @property
     def wire_bytes(self) -> int: ...
     @property
+    def carriers(self) -> tuple[str, ...]: ...
+    @property
     def trace(self) -> Trace: ...
 
 
@@ -55,8 +60,9 @@ class Watched(Protocol):
 class Summary:
     """What ``optimizer.summary()`` returns. Printing it gives the sentences.
 
-    ``steps``, ``busy_s``, ``wait_s`` and ``wire_bytes`` are this worker's own. ``sentences`` say which workers were
-    waited for, for how long in all, and whether they are slow for good: known to every worker after ``finish()``.
+    ``steps``, ``busy_s``, ``wait_s``, ``wire_bytes`` and ``carriers`` are this worker's own. ``sentences`` say which
+    workers were waited for, for how long in all, and whether they are slow for good: known to every worker after
+    ``finish()``.
     """
 
     rank: int
@@ -66,6 +72,7 @@ class Summary:
     wait_s: float
     wire_bytes: int
     sentences: tuple[str, ...]
+    carriers: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return " ".join(self.sentences)
@@ -144,6 +151,9 @@ class Stats:
                 f"{format_seconds(optimizer.wait_s)} waiting, {format_bytes(optimizer.wire_bytes)} sent.",
                 "Who was waited for is known after finish().",
             ]
+        if optimizer.carriers:
+            ways = " and ".join(WAYS[name] for name in optimizer.carriers)
+            told = [*told, f"Vectors went through {ways}."]
         return Summary(
             rank=optimizer.me.rank,
             workers=optimizer.me.size,
@@ -152,4 +162,5 @@ class Stats:
             wait_s=optimizer.wait_s,
             wire_bytes=optimizer.wire_bytes,
             sentences=tuple(told),
+            carriers=optimizer.carriers,
         )

@@ -135,7 +135,7 @@ class Laid:
         return True
 
 
-class Left(NamedTuple):
+class AllThrough(NamedTuple):
     """All readers of an older exchange are through."""
 
     commons: Commons
@@ -164,6 +164,7 @@ class Commons:
         self._exchanges = 0
         self._end = words = round_up(4 * REGIONS * 8, mmap.PAGESIZE)
         self._memory: Memory
+        self.carrier = "ipc" if device.type == "cuda" else "shm"
         if device.type == "cuda":
             self._memory = DeviceMemory(name, ranks, words, REGIONS, device, board, waiter)
         else:
@@ -183,7 +184,7 @@ class Commons:
         number, self._exchanges = self._exchanges, self._exchanges + 1
         laid = Laid(Views(self, region, tuple(kinds)), number)
         if region.number in self._last:
-            left = Left(self, region, *self._last[region.number])
+            left = AllThrough(self, region, *self._last[region.number])
             self._waiter.wait([left], "the others to read an older exchange")
         self._last[region.number] = number, self.others if readers is None else tuple(readers)
         for view, tensor in zip(laid.views.of(self.me), tensors, strict=True):

@@ -37,14 +37,14 @@ def _call(name: str, *args: Any) -> None:
         raise OSError(f"{name}: {(words.value or b'unknown error').decode()}")
 
 
-class Region:
+class Allocation:
     """Some device memory: one's own, or another process's."""
 
     def __init__(self, pointer: int, device: torch.device, own: bool) -> None:
         self._pointer, self._device, self._own = pointer, device, own
 
     @classmethod
-    def make(cls, nbytes: int, device: torch.device) -> Region:
+    def make(cls, nbytes: int, device: torch.device) -> Allocation:
         pointer = ctypes.c_uint64()
         with torch.cuda.device(device):
             torch.cuda.init()  # the driver's calls need the context that torch makes
@@ -56,7 +56,7 @@ class Region:
         return cls(int(pointer.value), device, own=True)
 
     @classmethod
-    def open(cls, handle: bytes, device: torch.device) -> Region:
+    def open(cls, handle: bytes, device: torch.device) -> Allocation:
         """Another process's, by its handle."""
         pointer, given = ctypes.c_uint64(), _Handle()
         ctypes.memmove(ctypes.byref(given), handle, HANDLE_BYTES)

@@ -23,10 +23,6 @@ _USER = struct.Struct("3i")
 _MOST = 200  # descriptors in one message; the kernel takes 253
 
 
-class NoMeeting(OSError):
-    """Why memory could not be handed over, in words."""
-
-
 def exchange(name: str, ranks: tuple[int, ...], mine: int, board: Board, waiter: Waiter) -> dict[int, int]:
     """Everybody's descriptor for everybody's: rank → a descriptor of this process, one's own included."""
     look = _patience(board)
@@ -42,7 +38,7 @@ def _patience(board: Board) -> Callable[[], None]:
     def look() -> None:
         board.check("the meeting of a host's ranks")
         if time.monotonic() > end_s:
-            raise NoMeeting(f"a rank did not come to the door within {MEET_S:.0f} s")
+            raise OSError(f"a rank did not come to the door within {MEET_S:.0f} s")
 
     return look
 
@@ -85,7 +81,7 @@ def _let_in(guest: socket.socket, token: bytes) -> tuple[int, list[int]]:
     guest.settimeout(MEET_S)
     _, user, _ = _USER.unpack(guest.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _USER.size))
     if user != os.getuid():
-        raise NoMeeting(f"a rank runs as user {user}, this one as user {os.getuid()}")
+        raise OSError(f"a rank runs as user {user}, this one as user {os.getuid()}")
     said, brought, _, _ = socket.recv_fds(guest, _HEAD.size, 1)
     if len(said) < _HEAD.size:
         return -1, list(brought)
@@ -108,7 +104,7 @@ def _visit(token: bytes, ranks: tuple[int, ...], mine: int, rank: int, look: Cal
                     continue
                 found += some
                 if not said or not some:
-                    raise NoMeeting(f"rank {ranks[0]} closed its door, or this process may open no more descriptors")
+                    raise OSError(f"rank {ranks[0]} closed its door, or this process may open no more descriptors")
         except BaseException:
             _close(found)
             raise

@@ -56,6 +56,7 @@ class Transport:
         self._everyone = tuple(range(board.size))
         self._groups: dict[tuple[int, ...], Group] = {}
         self._commons: dict[tuple[tuple[int, ...], str], Commons | None] = {}
+        self.carriers: set[str] = set()  # the ways vectors have gone
         gpus.post(board, gpus.here(devices))  # before the others are met: then all have posted theirs
         self._side = Group("side", self._everyone, board, waiter) if board.size > 1 else None
         self._equipment = gpus.posted(board)
@@ -105,7 +106,8 @@ class Transport:
             lambda: all(board.published(fact) for fact in facts), "the ranks of this host to share memory"
         )
         failed = {r: said for r, fact in zip(ranks, facts, strict=True) if (said := board.published(fact)) != "here"}
-        if not failed:
+        if not failed and found is not None:
+            self.carriers.add(found.carrier)
             return found
         if found is not None:
             found.close()
@@ -292,6 +294,7 @@ class Transport:
         if commons is not None:
             return commons.lay([tensor]).sums([tensor])
         if tensor.is_cuda and self._nccl is not None and ranks == self._everyone:
+            self.carriers.add("nccl")
             work: dist.Work = dist.all_reduce(tensor, group=self._nccl, async_op=True)
             return work
         return self.group(ranks).all_reduce(tensor)
@@ -299,6 +302,7 @@ class Transport:
     def group(self, ranks: tuple[int, ...]) -> Group:
         """The group of these ranks, made by all of them when it is first asked for."""
         if ranks not in self._groups:
+            self.carriers.add("gloo")
             self._groups[ranks] = Group("-".join(map(str, ranks)), ranks, self._board, self.waiter)
         return self._groups[ranks]
 

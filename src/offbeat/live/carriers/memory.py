@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat.live.carriers import doors
-from offbeat.live.carriers.device import HANDLE_BYTES, Region
+from offbeat.live.carriers.device import HANDLE_BYTES, Allocation
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.waiter import Waiter
 
@@ -105,7 +105,7 @@ class DeviceMemory:
         handles = self._file.words(np.uint8, (vectors + 1) * HANDLE_BYTES, start)
         self._handles = [h.reshape(vectors + 1, HANDLE_BYTES) for h in handles]
         self._closed = self._file.words(np.int64, 1, start + (vectors + 1) * HANDLE_BYTES)
-        self._regions: dict[tuple[int, int], Region] = {}
+        self._regions: dict[tuple[int, int], Allocation] = {}
         try:
             self._try(f"{name}/tried", ranks, board, waiter)
         except (RuntimeError, OSError) as error:
@@ -135,10 +135,10 @@ class DeviceMemory:
         region = self._regions.get((member, number))
         if region is None:
             if member == self.me:
-                region = Region.make(max(room, vector_bytes(kinds)), self._device)
+                region = Allocation.make(max(room, vector_bytes(kinds)), self._device)
                 self._handles[member][number] = np.frombuffer(region.handle, np.uint8)
             else:
-                region = Region.open(self._handles[member][number].tobytes(), self._device)
+                region = Allocation.open(self._handles[member][number].tobytes(), self._device)
             self._regions[member, number] = region
         views, at = [], 0
         for dtype, n in kinds:

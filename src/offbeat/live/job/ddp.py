@@ -25,6 +25,8 @@ class Ddp:
     what ``backward()`` takes from then on is waiting for the others and for the network.
     """
 
+    carriers = ("gloo",)
+
     def __init__(self, inner: torch.optim.Optimizer, model: nn.Module) -> None:
         self.inner, self.model = inner, DistributedDataParallel(model)
         self.wait_s, self.wire_bytes, self.trace = 0.0, 0, Trace()

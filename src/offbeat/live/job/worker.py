@@ -70,6 +70,7 @@ class _Share:
     wire_bytes: int
     told: Told | None
     records: StepRecord
+    carriers: tuple[str, ...]
 
 
 @contextmanager
@@ -119,7 +120,12 @@ def _train(job: Job, tell: Tell | None, number: int = 0) -> LiveRun | None:
         waited_s, sent_bytes = optimizer.wait_s - waited_s, optimizer.wire_bytes - sent_bytes
         log.waiting()
     share = _Share(
-        finished_s, waited_s, sent_bytes, recorder.told if recorder else None, log.records(list(optimizer.trace.rounds))
+        finished_s,
+        waited_s,
+        sent_bytes,
+        recorder.told if recorder else None,
+        log.records(list(optimizer.trace.rounds)),
+        optimizer.carriers,
     )
     shares: list[_Share] = [share] * workers
     dist.gather_object(share, shares if rank == 0 else None, dst=0)
@@ -141,6 +147,7 @@ def _train(job: Job, tell: Tell | None, number: int = 0) -> LiveRun | None:
         metrics=dict(task.evaluate(model)) if task.evaluate else {},
         trace=trace,
         order=_order(recorder, [s.told for s in shares]),
+        carriers=tuple(sorted({name for s in shares for name in s.carriers})),
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from offbeat.live.transport.hub import Doors
+    from offbeat.live.transport.hub import Entrance
     from offbeat.method.effects import Channel
     from offbeat.rounds.waiting import Wait
 
@@ -30,7 +30,7 @@ Plan = dict[str, Any]
 class HubApart:
     """The process, as rank 0 sees it."""
 
-    def __init__(self, plan: Plan, size: int, doors: Doors) -> None:
+    def __init__(self, plan: Plan, size: int, doors: Entrance) -> None:
         self.port = doors.port
         descriptors = [listener.fileno() for listener in doors.listeners]
         self._process = subprocess.Popen(
@@ -97,7 +97,7 @@ def _said(wait: Wait) -> str | float | None:
     return wait.name if type(wait) in (First, Majority) else None
 
 
-class Round(NamedTuple):
+class OneRound(NamedTuple):
     """One round of a schedule: everybody's block."""
 
     blocks: list[tuple[int, ...] | None]
@@ -110,7 +110,7 @@ class Rounds:
     """A schedule that begins again."""
 
     def __init__(self, rounds: list[list[list[int] | None]]) -> None:
-        self._rounds = [Round([None if b is None else tuple(b) for b in blocks]) for blocks in rounds]
+        self._rounds = [OneRound([None if b is None else tuple(b) for b in blocks]) for blocks in rounds]
 
     def __call__(self, version: int) -> Any:
         return self._rounds[version % len(self._rounds)]
@@ -151,7 +151,7 @@ def main() -> None:
 
     plan = json.loads(_line())
     listeners = [socket.socket(fileno=number) for number in plan["listeners"]]
-    Service(handler(plan), plan["lines"], bytes.fromhex(plan["token"]), listeners, Ear()).run()
+    Service(handler(plan), plan["lines"], bytes.fromhex(plan["token"]), listeners, Input()).run()
 
 
 def _line() -> bytes:
@@ -162,7 +162,7 @@ def _line() -> bytes:
     return bytes(read)
 
 
-class Ear:
+class Input:
     """The process's input; when it closes, the run is given up."""
 
     def fileno(self) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 from offbeat.live.partial.coordinator import Asking, unpack
-from offbeat.live.partial.stacks import Answer, Chair, Slots, Stack, Sum, places
+from offbeat.live.partial.stacks import Guest, Reply, Slots, Stack, Sum, places
 from offbeat.live.transport.hub import Frame, Letter, Word
 from offbeat.rounds.referee import Notice, Referee
 from offbeat.rounds.seat import Event, Got, Outcome, Seat
@@ -21,7 +21,7 @@ from offbeat.rounds.tray import Deposit
 from offbeat.topology.hierarchy import Nodes
 
 
-class SeatTaken(Chair):
+class SeatTaken(Guest):
     """A chair with a seat, and the worker that waits there."""
 
     def __init__(self, rank: int, seat: Seat, log: list[Event] | None) -> None:
@@ -48,7 +48,7 @@ class Desk(Asking):
         self._make_seat, self._nodes, self._slots = make_seat, nodes, slots
         self._early: list[Frame] = []
         self._chairs: dict[int, SeatTaken] = {}
-        self._answers: list[Answer] = []
+        self._answers: list[Reply] = []
         self._more: list[Letter] = []
         self._flushing = False
 
@@ -198,4 +198,4 @@ class Desk(Asking):
         given = [(g.value, (g.version, g.fresh, g.full, g.count, dict(g.contributors))) for g in taken]
         lost = seat.lost
         lost, chair.told_lost = lost[chair.told_lost :], len(lost)
-        self._answers.append(Answer(chair, how, (about, seat.results, lost), given, chair.tray))
+        self._answers.append(Reply(chair, how, (about, seat.results, lost), given, chair.tray))

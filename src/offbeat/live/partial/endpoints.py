@@ -30,7 +30,7 @@ from offbeat.live.transport import elsewhere
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.transport.group import Group
-from offbeat.live.transport.hub import Doors, Handler, Hub, connect, own_address
+from offbeat.live.transport.hub import Entrance, Handler, Hub, connect, own_address
 from offbeat.live.transport.waiter import Waiter
 from offbeat.method.effects import (
     Add,
@@ -101,6 +101,7 @@ class Endpoints:
         self._first_round = self._wire_bytes = 0
         self._waited_s, self._lost, self._is_over = 0.0, list[int](), False
         self._times_stood = 0
+        self._carriers: set[str] = set()
         self._stood: Vec | None = None
         self._switch_s: float | None = None
         self.trace = Trace(keep_spans=False)
@@ -140,6 +141,13 @@ class Endpoints:
     @property
     def wire_bytes(self) -> int:
         return self._wire_bytes + sum(end.wire_bytes for end in (self._clerk, self._pairs) if end)
+
+    @property
+    def carriers(self) -> set[str]:
+        """The ways vectors of this channel, or these shared weights, go between clerks; what lies in shared memory
+        is the transport's to tell."""
+        clerks = self._sums is not None or isinstance(self._pairs, SharedWeights)
+        return self._carriers | ({"gloo"} if clerks else set())
 
     def perform(self, effect: Effect[Any], me: Replica) -> object:
         """Answer what needs a clerk or shared weights; refuse what nobody can answer."""
@@ -291,7 +299,7 @@ class Endpoints:
         """
         self._refuse_if_open()
         if self._board.rank == 0:
-            doors, size = Doors(own_address(), secrets.token_bytes(16)), lines * nodes.count
+            doors, size = Entrance(own_address(), secrets.token_bytes(16)), lines * nodes.count
             self._hub = self._apart(plan, size, doors) or Hub(handler(), size, doors)
             self._board.publish("hub", doors.told)
         known, what = lambda: self._board.published("hub") is not None, "rank 0 to take its first step"
@@ -301,7 +309,7 @@ class Endpoints:
         sys.setswitchinterval(min(SWITCH_S, self._switch_s))
         return self._connection
 
-    def _apart(self, plan: Plan | None, size: int, doors: Doors) -> HubApart | None:
+    def _apart(self, plan: Plan | None, size: int, doors: Entrance) -> HubApart | None:
         if plan is None or not sys.executable:
             return None
         try:
@@ -407,7 +415,7 @@ class Endpoints:
         """
         self._is_over = self.is_open
         self._waited_s, self._wire_bytes, self._lost = self.waited_s, self.wire_bytes, self.lost
-        self._first_round = self.rounds
+        self._first_round, self._carriers = self.rounds, self.carriers
         for end in self._ends:
             if end is not None:
                 end.release()

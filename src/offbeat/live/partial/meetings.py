@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterable
 from typing import Any, cast
 
-from offbeat.live.partial.stacks import Answer, Chair, Slots, Stack, Sum, places
+from offbeat.live.partial.stacks import Guest, Reply, Slots, Stack, Sum, places
 from offbeat.live.transport.hub import Frame, Letter, Quiet, Word
 from offbeat.rounds.shared import Retired, SharedVec
 
 
-class Sharer(Chair):
+class Sharer(Guest):
     """A worker and its shared weights."""
 
     def __init__(self, rank: int, slot: int, logs: bool) -> None:
@@ -37,7 +37,7 @@ class Meetings(Quiet):
         self._sharers: dict[int, Sharer] = {}
         self._early: list[Frame] = []
         self._met = 0
-        self._answers: list[Answer] = []
+        self._answers: list[Reply] = []
 
     def hear(self, frame: Frame) -> Iterable[Letter]:
         if frame.word is Word.OPEN:
@@ -60,16 +60,16 @@ class Meetings(Quiet):
                 self._show(me)
             case Word.SHIFT:
                 me.shared.shift(me.put(frame.a))
-                self._answers.append(Answer(me, "heard", None, (), me.y))
+                self._answers.append(Reply(me, "heard", None, (), me.y))
             case Word.STANDS:
                 me.comes_again(saw_all=bool(frame.c))
                 me.shared.stand()
                 self._show(me)
             case Word.OWED:
-                self._answers.append(Answer(me, "owed", (places(me.y),), (), me.y))
+                self._answers.append(Reply(me, "owed", (places(me.y),), (), me.y))
             case Word.MERGE:
                 done = me.merge(me.y, frame.a, set(marshal.loads(frame.data)))
-                self._answers.append(Answer(me, "merged" if done else "refused", None, (), me.y))
+                self._answers.append(Reply(me, "merged" if done else "refused", None, (), me.y))
             case Word.FINISHED:
                 me.retires = True
                 if self._retired.one_more():
@@ -92,4 +92,4 @@ class Meetings(Quiet):
         me.news.append((stale, time.monotonic()))
 
     def _show(self, one: Sharer, how: str = "shown") -> None:
-        self._answers.append(Answer(one, how, None, [(one.y.clone(), None)], one.y))
+        self._answers.append(Reply(one, how, None, [(one.y.clone(), None)], one.y))

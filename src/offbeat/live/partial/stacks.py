@@ -26,7 +26,7 @@ from offbeat.rounds.seat import Event
 DEPOSITS = 16  # the first slots of a shelf are its worker's, the others the hub's
 
 
-class Slot:
+class Deposited:
     """A deposit, where its worker has put it. When nothing refers to it any more, its number goes to ``freed``."""
 
     __slots__ = ("_freed", "member", "number", "told")
@@ -72,7 +72,7 @@ class Stack:
 
     __slots__ = ("refs",)
 
-    def __init__(self, refs: Iterable[tuple[Slot | Sum, float]] = ()) -> None:
+    def __init__(self, refs: Iterable[tuple[Deposited | Sum, float]] = ()) -> None:
         self.refs = tuple(refs)
 
     def clone(self) -> Stack:
@@ -93,7 +93,7 @@ class Stack:
         return self
 
     def add_(self, other: Stack, alpha: float = 1.0) -> Stack:
-        factors: dict[Slot | Sum, float] = {}
+        factors: dict[Deposited | Sum, float] = {}
         for place, f in (*self.refs, *(other * alpha).refs):
             factors[place] = factors.get(place, 0.0) + f
         self.refs = tuple((place, f) for place, f in factors.items() if f)
@@ -101,7 +101,7 @@ class Stack:
 
 
 @dataclass
-class Chair:
+class Guest:
     """A worker at the hub."""
 
     rank: int
@@ -112,7 +112,7 @@ class Chair:
 
     def put(self, slot: int) -> Any:
         """What lies in this slot, as a vector."""
-        return Stack([(Slot(self.rank, slot, self.freed), 1.0)])
+        return Stack([(Deposited(self.rank, slot, self.freed), 1.0)])
 
     def comes_again(self, saw_all: bool) -> None:
         """It no longer reads what it was given; ``saw_all``: and has seen all of it complete."""
@@ -126,7 +126,7 @@ class Chair:
     def merge(self, stack: Stack | None, slot: int, merged: set[int]) -> bool:
         """The worker has added up some of its slots, if they are all still in ``stack``."""
         refs = () if stack is None else stack.refs
-        mine = {id(p): p.number for p, _ in refs if isinstance(p, Slot) and p.member == self.rank}
+        mine = {id(p): p.number for p, _ in refs if isinstance(p, Deposited) and p.member == self.rank}
         if stack is None or not merged <= set(mine.values()):
             return False
         rest = [(p, f) for p, f in refs if mine.get(id(p)) not in merged]
@@ -134,13 +134,13 @@ class Chair:
         return True
 
 
-class Answer:
+class Reply:
     """One answer in the making: ``results`` are vectors to be given, each with what is said of it."""
 
     __slots__ = ("about", "chair", "how", "results", "sums", "tray")
 
     def __init__(
-        self, chair: Chair, how: str, about: object, results: Sequence[tuple[Any, Any]], tray: Stack | None
+        self, chair: Guest, how: str, about: object, results: Sequence[tuple[Any, Any]], tray: Stack | None
     ) -> None:
         self.chair, self.how, self.about, self.results, self.tray = chair, how, about, results, tray
         self.sums = _needed(stack for stack, _ in results)
@@ -157,7 +157,7 @@ class Slots:
         self._small, self._shares = small, shares
         self._free: list[list[int]] = [list(range(slots - 1, DEPOSITS - 1, -1)) for _ in range(size)]
 
-    def letters(self, answers: Sequence[Answer]) -> list[Letter]:
+    def letters(self, answers: Sequence[Reply]) -> list[Letter]:
         """The answers as letters; whoever is answered now adds up what nobody has added up yet."""
         for answer in answers:
             for total in answer.sums:
@@ -177,7 +177,7 @@ class Slots:
     def _give_back(self, home: tuple[int, int]) -> None:
         self._free[home[0]].append(home[1])
 
-    def _letter(self, answer: Answer) -> Letter:
+    def _letter(self, answer: Reply) -> Letter:
         chair, sums = answer.chair, answer.sums
         index = {id(one): k for k, one in enumerate(sums)}
         chair.lent += sums
@@ -201,16 +201,16 @@ class Slots:
         return chair.rank, Frame(Word.ANSWER, 0, data=data)
 
 
-def _free_when_complete(answer: Answer) -> list[tuple[int, int]]:
+def _free_when_complete(answer: Reply) -> list[tuple[int, int]]:
     """(which sum, a slot of this worker's that is free when that sum is complete)."""
     kept = set() if answer.tray is None else {id(place) for place, _ in answer.tray.refs}
     found = []
     for k, one in enumerate(answer.sums):
         for place, _ in (ref for term in one.terms for ref in term.refs):
-            mine = isinstance(place, Slot) and place.member == answer.chair.rank and not place.told
+            mine = isinstance(place, Deposited) and place.member == answer.chair.rank and not place.told
             if mine and not one.private and id(place) not in kept:
-                cast(Slot, place).told = True
-                found.append((k, cast(Slot, place).number))
+                cast(Deposited, place).told = True
+                found.append((k, cast(Deposited, place).number))
     return found
 
 
@@ -233,7 +233,7 @@ def _visit(stack: Stack, found: list[Sum]) -> None:
 
 def places(stack: Stack) -> list[tuple[int, int, float]]:
     """Those of its slots that hold deposits."""
-    return [(place.member, place.number, f) for place, f in stack.refs if isinstance(place, Slot)]
+    return [(place.member, place.number, f) for place, f in stack.refs if isinstance(place, Deposited)]
 
 
 def _refs(stack: Stack, index: dict[int, int]) -> list[tuple[int, int, float]]:

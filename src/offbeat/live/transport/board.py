@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from offbeat.live.transport import elsewhere
 from offbeat.live.transport.errors import ConfigMismatch, PeerFailed
-from offbeat.live.transport.hub import Doors, Hub, connect, own_address
+from offbeat.live.transport.hub import Entrance, Hub, connect, own_address
 from offbeat.live.transport.lifeline import Failure, Lifeline, Roll
 from offbeat.live.transport.processes import this_process
 
@@ -76,7 +76,7 @@ class Board:
         """Rank 0 starts the hub and tells the others where it is."""
         if self.rank == 0:
             token = secrets.token_bytes(16)
-            doors = Doors(own_address(), token)
+            doors = Entrance(own_address(), token)
             self._hub = Hub(Roll(), self.size, doors)
             self._store.set("lifeline", doors.told)
         start, pause_s = time.monotonic(), 0.001

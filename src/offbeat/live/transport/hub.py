@@ -153,7 +153,7 @@ def read_frame(connection: socket.socket) -> Frame | None:
     return Frame(Word(word), rank, a, b, c, more[:text_length].decode(), more[text_length:])
 
 
-class Doors:
+class Entrance:
     """Where workers come to a hub: a port, and for those of its host a Unix socket without a file."""
 
     def __init__(self, address: str, token: bytes) -> None:
@@ -181,7 +181,7 @@ def _unix_name(token: bytes) -> bytes:
 class Hub:
     """A service in a thread of this process."""
 
-    def __init__(self, handler: Handler, size: int, doors: Doors) -> None:
+    def __init__(self, handler: Handler, size: int, doors: Entrance) -> None:
         self.port = doors.port
         ear, self._mouth = socket.socketpair()  # hears that the run is given up
         service = Service(handler, size, doors.token, doors.listeners, ear)
