@@ -43,8 +43,8 @@ def ad_psgd(graph: str | Iterable[Edge] = "exponential") -> Body:
     """Average with one neighbour at a time while computing; add one's own step to what came of it.
 
     While a worker computes a gradient at x̂, its weights are averaged with a drawn neighbour's, and with those of
-    whoever draws it. Then its own step is added to whatever its weights have become: x ← x − γ g(x̂). The neighbour's
-    clerk answers at once, so a slow worker delays nobody, and no order of arrivals can lock.
+    whoever draws it. Then its own step is added to whatever its weights have become: x ← x − γ g(x̂). The neighbour
+    need not stop for that, so a slow worker delays nobody, and no order of arrivals can lock.
 
     ``graph``: whose neighbours are drawn from, anew each step: a name, or a list of edges between ranks.
 
@@ -52,7 +52,8 @@ def ad_psgd(graph: str | Iterable[Edge] = "exponential") -> Body:
     *When it hurts*: many workers on a thin graph: agreement spreads slowly. Gradients are as stale as averages came in.
     *Suggested settings*: the exponential graph (the default), whose neighbours are near everyone.
     *Departures*: the averaging is the exactly sum-preserving form (each side adds half of the difference of the two
-    snapshots); every worker is active and passive, since the clerk answers; the paper splits workers to avoid deadlock.
+    snapshots); every worker is active and passive, since nobody stops for a meeting; the paper splits workers to avoid
+    deadlock.
     Not to be confused with ``adaptive`` (ADPSGD).
 
     Example: ``ob.ad_psgd()``
