@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar
 
+import pytest
+
 from tests.support import forge
 from tests.support.forge import Job, Outcome
 
@@ -48,6 +50,16 @@ class Turns(Generic[K]):
 
     def keys(self) -> Iterable[K]:
         return self.told.keys()
+
+
+CARRIERS = ("shm", "gloo")  # a column of the tables of laws, countings and failures
+
+
+def over(rank: int, carrier: str, function: Callable[..., T], *args: Any) -> T:
+    """Call ``function`` where vectors go this way."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OFFBEAT_CARRIER", carrier)
+        return function(rank, *args)
 
 
 def in_turn(calls: Mapping[K, Call], size: int, timeout_s: float = 180.0, init: bool = True) -> Turns[K]:

@@ -10,7 +10,7 @@ import torch
 
 import offbeat as ob
 from tests.support.counted import AT_MOST, Seen, counted, now_and_then
-from tests.support.scenarios import Call, Turns, in_turn
+from tests.support.scenarios import CARRIERS, Call, Turns, in_turn, over
 
 pytestmark = pytest.mark.live
 
@@ -28,9 +28,12 @@ def meeting(rank: int, size: int, graph: str) -> Seen:
 Ran = dict[int, Turns[str]]
 
 
-@pytest.fixture(scope="module")
-def ran() -> Ran:
-    return {n: in_turn({graph: Call(meeting, (n, graph)) for graph in GRAPHS}, n, init=False) for n in SIZES}
+@pytest.fixture(scope="module", params=CARRIERS)
+def ran(request: pytest.FixtureRequest) -> Ran:
+    return {
+        n: in_turn({graph: Call(over, (request.param, meeting, n, graph)) for graph in GRAPHS}, n, init=False)
+        for n in SIZES
+    }
 
 
 @pytest.mark.parametrize("size", SIZES)

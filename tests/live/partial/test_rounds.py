@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import offbeat as ob
 from tests.support.counted import AT_MOST, BATCHES, CASES, EAGER, HELD_STEP, Seen, once_each, one_case
-from tests.support.scenarios import Call, Turns, in_turn
+from tests.support.scenarios import CARRIERS, Call, Turns, in_turn, over
 
 pytestmark = pytest.mark.live
 
@@ -61,17 +61,24 @@ def nobody_late(size: int) -> dict[str, ob.Strategy]:
 Ran = dict[int, Turns[str]]
 
 
-@pytest.fixture(scope="module")
-def ran() -> Ran:
+@pytest.fixture(scope="module", params=CARRIERS)
+def ran(request: pytest.FixtureRequest) -> Ran:
     return {
-        size: in_turn({n: Call(one_case, (size, n, BATCHES[:size])) for n in cases_for(size)}, size, init=False)
+        size: in_turn(
+            {n: Call(over, (request.param, one_case, size, n, BATCHES[:size])) for n in cases_for(size)},
+            size,
+            init=False,
+        )
         for size in SIZES
     }
 
 
-@pytest.fixture(scope="module")
-def beside() -> Ran:
-    return {n: in_turn({k: Call(in_step, (s,)) for k, s in nobody_late(n).items()}, n, init=False) for n in (2, 4)}
+@pytest.fixture(scope="module", params=CARRIERS)
+def beside(request: pytest.FixtureRequest) -> Ran:
+    return {
+        n: in_turn({k: Call(over, (request.param, in_step, s)) for k, s in nobody_late(n).items()}, n, init=False)
+        for n in (2, 4)
+    }
 
 
 @pytest.mark.parametrize(("size", "name"), RUNS)

@@ -14,7 +14,7 @@ from torch import nn
 import offbeat as ob
 from tests.support.flows import Flow, flow_of
 from tests.support.forge import hear, said, say
-from tests.support.scenarios import Call, Turns, in_turn
+from tests.support.scenarios import CARRIERS, Call, Turns, in_turn, over
 
 pytestmark = pytest.mark.live
 
@@ -27,9 +27,10 @@ FLOWS = (
 )  # (numbers in a message, steps of each worker)
 
 
-@pytest.fixture(scope="module")
-def flows() -> Turns[int]:
-    return in_turn({k: Call(flow_of, each) for k, each in enumerate(FLOWS)}, SIZE, timeout_s=600, init=False)
+@pytest.fixture(scope="module", params=CARRIERS)
+def flows(request: pytest.FixtureRequest) -> Turns[int]:
+    calls = {k: Call(over, (request.param, flow_of, *each)) for k, each in enumerate(FLOWS)}
+    return in_turn(calls, SIZE, timeout_s=600, init=False)
 
 
 @pytest.mark.parametrize("number", range(len(FLOWS)), ids=[str(numbers) for numbers, _ in FLOWS])

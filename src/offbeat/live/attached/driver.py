@@ -90,7 +90,7 @@ class Driver:
             return self.wait(self.post(effect))
         if isinstance(effect, Begin) and isinstance(effect.effect, Mix):
             self._in_flight += 1
-            return self.post(effect.effect)
+            return self.post(effect.effect, later=True)
         if isinstance(effect, Finish) and isinstance(effect.ticket, Sent):
             self._in_flight -= 1
             return self.wait(effect.ticket)
@@ -98,9 +98,9 @@ class Driver:
             effect, self._owed = Open(effect.channel, self._owed), None
         return self._endpoints.perform(effect, self.me)
 
-    def post(self, effect: Mix) -> Sent:
-        """Start an exchange: the n-th of this worker meets everybody's n-th."""
-        return self._transport.mix(effect, self.next_seq(), self.me.seed)
+    def post(self, effect: Mix, later: bool = False) -> Sent:
+        """Start an exchange: the n-th of this worker meets everybody's n-th. ``later``: it is waited for later."""
+        return self._transport.mix(effect, self.next_seq(), self.me.seed, later)
 
     def next_seq(self) -> int:
         """The number of the next exchange; also keys the codecs' draws, so both worlds count alike."""

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from offbeat.basics.version import __version__
 from offbeat.live.attached.flat import Flat
+from offbeat.live.carriers import hosts
 from offbeat.method.strategy import Strategy
 
 
@@ -38,6 +39,7 @@ def facts(flat: Flat, strategy: Strategy, **arguments: object) -> dict[str, str]
         "Offbeat version": __version__,
         "torch version": torch.__version__,
         "strategy": str(strategy),
+        hosts.VARIABLE: hosts.wanted() or "(not set)",
         **{name: str(value) for name, value in arguments.items()},
         "parameters": flat.facts(),
     }

@@ -87,8 +87,12 @@ class Laid:
         self._needs, self._finish = tuple(members), finish
         return self
 
-    def sums(self, out: Sequence[Tensor]) -> Laid:
-        """All members add up their vectors, into ``out``."""
+    def sums(self, out: Sequence[Tensor], each: bool = False) -> Laid:
+        """All members add up their vectors, into ``out``: each its stretch, or ``each`` of them all of it.
+
+        For a stretch, its member must have come to wait, too. Where an exchange is begun and waited for later, nobody
+        is to be waited for who has laid its vector down: there each adds all.
+        """
         views, size, me = self.views, len(self._commons.ranks), self._commons.me
 
         def add_all() -> None:
@@ -96,7 +100,7 @@ class Laid:
             for k, o in enumerate(out):
                 add_up(o, [[(v[k], 1.0)] for v in laid], 1)
 
-        if sum(n for _, n in views.kinds) <= SMALL:
+        if each or sum(n for _, n in views.kinds) <= SMALL:
             return self.needs(self._commons.others, add_all)
 
         def add() -> None:

@@ -11,11 +11,14 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.waiter import Waiter
 
+SAID = "shared"  # under which name a rank publishes that it has shared its memory, or why it could not
+DONE = "here"
+FOLLOWS = "another rank could not share its own"
 MEET_S = 20.0  # once all have said that they are there
 SLICE_S = 0.1
 _HEAD = struct.Struct("<16sI")
@@ -25,18 +28,20 @@ _MOST = 200  # descriptors in one message; the kernel takes 253
 
 def exchange(name: str, ranks: tuple[int, ...], mine: int, board: Board, waiter: Waiter) -> dict[int, int]:
     """Everybody's descriptor for everybody's: rank → a descriptor of this process, one's own included."""
-    look = _patience(board)
+    look = _patience(board, [f"{SAID}/{name}/{rank}" for rank in ranks])
     if board.rank != ranks[0]:
         waiter.until(lambda: board.published(f"door/{name}") is not None, f"rank {ranks[0]} to open its door")
         return _visit(bytes.fromhex(board.published(f"door/{name}") or ""), ranks, mine, board.rank, look)
     return _receive(name, ranks, mine, board, look)
 
 
-def _patience(board: Board) -> Callable[[], None]:
+def _patience(board: Board, said: Sequence[str]) -> Callable[[], None]:
     end_s = time.monotonic() + MEET_S
 
     def look() -> None:
         board.check("the meeting of a host's ranks")
+        if any(board.published(fact) not in (None, DONE) for fact in said):
+            raise OSError(FOLLOWS)
         if time.monotonic() > end_s:
             raise OSError(f"a rank did not come to the door within {MEET_S:.0f} s")
 

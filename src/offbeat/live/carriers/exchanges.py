@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from offbeat.live.carriers import gpus, hosts
+from offbeat.live.carriers import doors, gpus, hosts
 from offbeat.live.carriers.commons import Commons
 from offbeat.live.carriers.phases import TwoPhases
 from offbeat.live.carriers.shelves import Shelves
@@ -100,47 +100,51 @@ class Transport:
             found = make()
         except OSError as error:
             why = str(error)
-        board.publish(f"shelves/{name}/{board.rank}", why or "here")
-        facts = [f"shelves/{name}/{rank}" for rank in ranks]
+        board.publish(f"{doors.SAID}/{name}/{board.rank}", why or doors.DONE)
+        facts = [f"{doors.SAID}/{name}/{rank}" for rank in ranks]
         self.waiter.until(
             lambda: all(board.published(fact) for fact in facts), "the ranks of this host to share memory"
         )
-        failed = {r: said for r, fact in zip(ranks, facts, strict=True) if (said := board.published(fact)) != "here"}
+        said = {rank: board.published(fact) or "" for rank, fact in zip(ranks, facts, strict=True)}
+        failed = {rank: why for rank, why in said.items() if why != doors.DONE}
         if not failed and found is not None:
             self.carriers.add(found.carrier)
             return found
         if found is not None:
             found.close()
         if board.rank == ranks[0]:
-            rank, said = next(iter(failed.items()))
-            words = f"memory cannot be shared on this host (rank {rank}: {said})"
+            rank, why = min(failed.items(), key=lambda one: one[1].startswith(doors.FOLLOWS))
+            words = f"memory cannot be shared on this host (rank {rank}: {why})"
             warnings.warn(f"{words}: vectors travel through Gloo, which is slower", stacklevel=2)
         return None
 
     # A mix, in three shapes.
 
-    def mix(self, effect: Mix, seq: int, seed: int) -> Sent:
-        """Start exchange ``seq``. ``effect.x`` is read now, and copied where it could change before it is sent."""
+    def mix(self, effect: Mix, seq: int, seed: int, later: bool = False) -> Sent:
+        """Start exchange ``seq``. ``effect.x`` is read now, and copied where it could change before it is sent.
+
+        ``later``: it is waited for later, and computing goes on.
+        """
         ranks = effect.W.block(self.rank)
         codec = effect.codec if ranks is None else sent_to(effect.codec, len(ranks) - 1)
         if codec is not None:
             return self._coded(effect, codec, ranks, (seed, self.rank, seq))
         if ranks is not None and all_blocks(effect.W):
-            return self._sum(effect.x, ranks)
+            return self._sum(effect.x, ranks, later)
         if effect.codec is None:  # all are here, those too whom nobody mixes with
             commons = self.commons(self._everyone, effect.x.parts)
             if commons is not None:
                 return self._read_neighbours(effect, commons)
-        return self._point_to_point(effect) if ranks is None else self._sum(effect.x, ranks)
+        return self._point_to_point(effect) if ranks is None else self._sum(effect.x, ranks, later)
 
-    def _sum(self, x: Vec, ranks: tuple[int, ...]) -> Sent:
+    def _sum(self, x: Vec, ranks: tuple[int, ...], later: bool) -> Sent:
         if len(ranks) == 1:
             alone = x.clone()
             return Sent((), lambda: alone)
         commons = self.commons(ranks, x.parts)
         if commons is not None:
             parts = [torch.empty_like(p, dtype=wide(p.dtype)) for p in x.parts]
-            works: list[Any] = [commons.lay(x.parts).sums(parts)]
+            works: list[Any] = [commons.lay(x.parts).sums(parts, each=later)]
             self.wire_bytes += all_reduce_bytes(len(ranks), sum(p.nbytes for p in parts)) // len(ranks)
         else:
             parts = [p.to(wide(p.dtype), copy=True) for p in x.parts]

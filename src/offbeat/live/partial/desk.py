@@ -89,7 +89,7 @@ class Desk(Asking):
         chair = self._chairs[rank]
         seat = chair.seat
         if frame.word in (Word.OFFER, Word.NEXT, Word.CATCH_UP):
-            chair.comes_again(saw_all=bool(frame.c))
+            chair.comes_again(frame.data)
         match frame.word:
             case Word.OFFER:
                 self._offer(chair, frame.a, frame.b)

@@ -55,14 +55,14 @@ class Meetings(Quiet):
             case Word.MEET:
                 self._meet(me, self._sharers[frame.a])
             case Word.ADD:
-                me.comes_again(saw_all=bool(frame.c))
+                me.comes_again(frame.data)
                 me.shared.add(me.put(frame.a))
                 self._show(me)
             case Word.SHIFT:
                 me.shared.shift(me.put(frame.a))
                 self._answers.append(Reply(me, "heard", None, (), me.y))
             case Word.STANDS:
-                me.comes_again(saw_all=bool(frame.c))
+                me.comes_again(frame.data)
                 me.shared.stand()
                 self._show(me)
             case Word.OWED:
@@ -74,7 +74,7 @@ class Meetings(Quiet):
                 me.retires = True
                 if self._retired.one_more():
                     for one in self._sharers.values():
-                        one.comes_again(saw_all=False)
+                        one.comes_again(b"")
                         self._show(one, "over")
         answers, self._answers = self._answers, []
         return self._slots.letters(answers)

@@ -87,7 +87,7 @@ class Reader:
         self._poll.register(line, select.POLLIN)
         self._busy: set[int] = set()
         self._until_seen: list[tuple[Recipe, int]] = []  # slots of mine that are free when this sum is complete
-        self.saw_all = True  # what I was given last was complete when I read it
+        self._seen = b""  # of each sum that I was told of last, whether it was complete in the end
         self._spare: list[Vec] = []
         self._lent: list[Vec] = []
         self.asked_s = 0.0
@@ -118,6 +118,11 @@ class Reader:
             self._log += answer.events
         self._heard(answer)
         return answer
+
+    def come_again(self, word: Word, a: int = 0, b: int = 0) -> None:
+        """Say something after which nothing that I was given before is read any more."""
+        seen, self._seen = self._seen, b""
+        self.send(word, a, b, data=seen)
 
     def ask(self, word: Word, a: int = 0, b: int = 0, c: int = -1, data: bytes = b"") -> Answer:
         """What the hub answers at once."""
@@ -193,13 +198,15 @@ class Reader:
     def vectors(self, answer: Answer) -> list[Vec]:
         """Add up what there is to add, and give the vectors that were answered, to be read until I come again."""
         self.reclaim()
-        self.saw_all = True
         sums, made = [Recipe(*one) for one in answer.sums], dict[int, Vec]()
         for k, recipe in enumerate(sums):
             if not recipe.complete and self._rank in recipe.summers:
                 self._make(k, sums, made)
         out = [self._value(refs, sums, made) for refs, _ in answer.results]
         self._until_seen += [(sums[k], slot) for k, slot in answer.free_then]
+        # Of one that has been seen the hub forgets what it was made of: an adder that is stopped in the middle of it
+        # would find other deposits in their place.
+        self._seen = bytes(self._is_there(recipe) for recipe in sums)
         return out
 
     def _make(self, k: int, sums: list[Recipe], made: dict[int, Vec]) -> None:
@@ -256,7 +263,7 @@ class Reader:
                 out = self._memory()
                 self._fill(out, recipe.terms, recipe.divisor, sums, made)
                 if not self._is_there(recipe):  # else what we have read may be newer than this sum
-                    self.saw_all, made[k] = False, out
+                    made[k] = out
                     return out
             shared = self._shelves.vec(*recipe.home)
             made[k] = Vec(shared.parts, used=self._shelves.used([recipe.home]))

@@ -114,12 +114,12 @@ class Guest:
         """What lies in this slot, as a vector."""
         return Stack([(Deposited(self.rank, slot, self.freed), 1.0)])
 
-    def comes_again(self, saw_all: bool) -> None:
-        """It no longer reads what it was given; ``saw_all``: and has seen all of it complete."""
-        for one in self.lent:
+    def comes_again(self, seen: bytes) -> None:
+        """It no longer reads what it was given; ``seen``: of each sum, whether it has seen it complete."""
+        for k, one in enumerate(self.lent):
             if one.private:
                 one.summers = tuple(r for r in one.summers if r != self.rank)
-            if saw_all and not one.complete and not (one.private and one.summers):
+            if k < len(seen) and seen[k] and not one.complete and not (one.private and one.summers):
                 one.seen()
         self.lent = []
 

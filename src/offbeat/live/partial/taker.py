@@ -66,7 +66,7 @@ class Taker:
         """Deposit, count or go on; the results to apply."""
         start = time.monotonic()
         slot = self._reader.put(x)
-        self._reader.send(Word.OFFER, slot, step, int(self._reader.saw_all))
+        self._reader.come_again(Word.OFFER, slot, step)
         taken = self._take(self._answer())
         self.waited_s += time.monotonic() - start
         return taken
@@ -122,7 +122,8 @@ class Taker:
         started = self._ask(Word.BACK).about[0]
         # The last of us to be counted was told of every round that the others have started.
         results = agree_on_largest(started)
-        apply(self._take(self._ask(Word.CATCH_UP, results, 0, int(self._reader.saw_all))))
+        self._reader.come_again(Word.CATCH_UP, results)
+        apply(self._take(self._reader.wait("an answer of rank 0")))
 
     def owed(self) -> Vec | None:
         """A copy of the gradients in the tray, for a checkpoint."""
@@ -147,8 +148,7 @@ class Taker:
     def _next(self, look: Callable[[], bool], pause_s: float) -> Answer:
         """The next result, "over", or, as soon as ``look`` finds something else to do, "nothing"."""
         reader = self._reader
-        reader.send(Word.NEXT, 0, 0, int(reader.saw_all))
-        reader.saw_all = True
+        reader.come_again(Word.NEXT)
         reader.reclaim()
         while not reader.heard_within(pause_s):
             self._link.check()

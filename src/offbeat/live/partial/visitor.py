@@ -62,7 +62,8 @@ class Visitor:
 
     def _shown(self, word: Word, slot: int = 0) -> Vec:
         start = time.monotonic()
-        answer = self._reader.ask(word, slot, 0, int(self._reader.saw_all))
+        self._reader.come_again(word, slot)
+        answer = self._reader.wait("an answer of rank 0")
         value = self._reader.vectors(answer)[0]
         self.waited_s += time.monotonic() - start
         return value

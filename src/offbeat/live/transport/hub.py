@@ -62,15 +62,15 @@ class Word(IntEnum):
     BYE = 19
     WHAT = 20  # number of the question
     DOING = 21  # number of the question, who asked; what I am doing
-    # The desk. Where a number is "whether all was seen", what the worker was given before is meant.
+    # The desk. A worker that comes again says beside which of the sums it was given it has seen complete.
     OPEN = 22  # slot of the first deposit (−1: none), first step, whether events are logged
-    OFFER = 23  # slot, step, whether all was seen
-    NEXT = 24  # the next result for one without a step to take; nothing, nothing, whether all was seen
+    OFFER = 23  # slot, step
+    NEXT = 24  # the next result, for one without a step to take
     NOTHING = 25  # waits no longer for the next result
-    CATCH_UP = 26  # how many results, nothing, whether all was seen
+    CATCH_UP = 26  # how many results
     OWED = 27
     MERGE = 28  # slot; the slots whose sum it holds
-    ADD = 29  # slot of the step, nothing, whether all was seen
+    ADD = 29  # slot of the step
     SHIFT = 30  # slot of the difference
     ANSWER = 31
     WANTED = 32  # nothing, how many results this worker waits for

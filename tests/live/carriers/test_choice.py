@@ -1,0 +1,164 @@
+"""Which way vectors go: chosen by itself, named, forced; and what happens where memory cannot be shared."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import offbeat as ob
+from offbeat.live.carriers import doors, hosts
+from tests.support import forge
+from tests.support.forge import Job
+from tests.support.nets import flat, loss, net, sgd
+from tests.support.scenarios import Told, over, scenario
+
+pytestmark = pytest.mark.live
+
+METHODS = (ob.eager("everyone"), ob.wagma(2, 2, "everyone"), ob.ad_psgd(), ob.allreduce(), ob.dpsgd("ring"))
+SIZE = 3
+Seen = tuple[torch.Tensor, tuple[str, ...], str, list[str]]
+
+
+def trained(rank: int, strategy: ob.Strategy) -> Seen:
+    """Weights, carriers, the summary and the warnings of a short run."""
+    model = net()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with ob.attach(sgd(model), model, strategy, patience_s=120) as optimizer:
+            for t in range(4):
+                optimizer.zero_grad()
+                loss(model, rank, t).backward()
+                optimizer.step()
+    told = [str(w.message) for w in caught if "memory cannot be shared" in str(w.message)]
+    return flat(model), optimizer.carriers, str(optimizer.summary()), told
+
+
+def all_of(rank: int) -> list[Seen]:
+    return [trained(rank, strategy) for strategy in METHODS]
+
+
+@scenario(SIZE)
+def by_itself(rank: int) -> list[Seen]:
+    return all_of(rank)
+
+
+@scenario(SIZE)
+def through_gloo(rank: int) -> list[Seen]:
+    return over(rank, "gloo", all_of)
+
+
+def refused(said: str) -> object:
+    def refuse(*args: object) -> None:
+        raise OSError(said)
+
+    return refuse
+
+
+@scenario(SIZE)
+def no_memory(rank: int) -> list[Seen]:
+    """Rank 1 can make no file in memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(os, "memfd_create", refused("Cannot allocate memory"))
+        patch.setattr(doors, "MEET_S", 1.0)
+        return all_of(rank)
+
+
+@scenario(SIZE)
+def another_user(rank: int) -> list[Seen]:
+    """To rank 0, the others are somebody else's."""
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 0:
+            patch.setattr(os, "getuid", lambda: 12345)
+        patch.setattr(doors, "MEET_S", 1.0)
+        return all_of(rank)
+
+
+@scenario(SIZE)
+def few_descriptors(rank: int) -> list[Seen]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    try:
+        return all_of(rank)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_on_one_host_vectors_go_through_shared_memory_and_summary_says_so(told: Told) -> None:
+    for out in told(by_itself):
+        for _, carriers, summary, warned in out:
+            assert carriers == ("shm",)
+            assert "Vectors went through shared memory." in summary
+            assert not warned
+
+
+def test_the_environment_forces_another_way_and_the_result_is_the_same(told: Told) -> None:
+    for here, there in zip(told(by_itself), told(through_gloo), strict=True):
+        for strategy, (ours, _, _, _), (theirs, carriers, summary, _) in zip(METHODS, here, there, strict=True):
+            assert carriers == ("gloo",)
+            assert "Vectors went through Gloo." in summary
+            if strategy.name != "ad_psgd":  # in which it matters who came when
+                torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("bad_luck", "why"), [(no_memory, "Cannot allocate memory"), (another_user, "runs as user")], ids=["memory", "user"]
+)
+def test_where_memory_cannot_be_shared_one_sentence_says_why_and_gloo_is_taken(
+    told: Told, bad_luck: Callable[[int], list[Seen]], why: str
+) -> None:
+    outs: list[list[Seen]] = told(bad_luck)
+    for rank, (out, usual) in enumerate(zip(outs, told(by_itself), strict=True)):
+        for strategy, (weights, carriers, _, warned), (expected, *_) in zip(METHODS, out, usual, strict=True):
+            assert carriers == ("gloo",)
+            assert len(warned) == (rank == 0)
+            assert all(why in words and "Gloo" in words for words in warned)
+            if strategy.name != "ad_psgd":
+                torch.testing.assert_close(weights, expected, rtol=0, atol=1e-9)
+
+
+def test_a_limit_of_64_descriptors_is_enough(told: Told) -> None:
+    for out in told(few_descriptors):
+        assert all(carriers == ("shm",) for _, carriers, _, _ in out)
+
+
+def test_a_carrier_that_does_not_exist_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(hosts.VARIABLE, "pigeon")
+    with pytest.raises(ValueError, match="OFFBEAT_CARRIER='pigeon' is no carrier; use gloo, shm or ipc"):
+        hosts.wanted()
+
+
+def killed(rank: int) -> None:
+    """Everybody is killed in the middle of a run; rank 0 has said which process its hub is."""
+    dist.init_process_group("gloo")
+    model = net()
+    optimizer = ob.attach(sgd(model), model, ob.eager(), patience_s=120)
+    for t in range(3):
+        optimizer.zero_grad()
+        loss(model, rank, t).backward()
+        optimizer.step()
+    if rank == 0:
+        hub = optimizer._run.endpoints._hub
+        forge.note(hub._process.pid)  # type: ignore[union-attr]
+    dist.barrier()
+    os.kill(os.getpid(), 9)
+
+
+def test_a_killed_job_leaves_no_process_behind() -> None:
+    (outcomes,) = forge.run([Job(killed, 2)])
+    assert [outcome.exit_code for outcome in outcomes] == [-9, -9]
+    (pid,) = outcomes[0].noted
+    end_s = time.monotonic() + 20
+    while Path(f"/proc/{pid}/cmdline").exists() and time.monotonic() < end_s:
+        if b"apart.py" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+            break  # ended, or another process by now
+        time.sleep(0.05)
+    assert time.monotonic() < end_s, "the hub's process outlives its job"

@@ -1,0 +1,151 @@
+"""On one host nobody is needed who is not there: a worker that is stopped, or holds its interpreter, delays nobody.
+
+The claims are not about seconds: the others take so many steps while it is stopped, and let it go on only then. If they
+needed it they would never come to that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import offbeat as ob
+from offbeat.live.carriers import adding
+from offbeat.live.partial import reading
+from tests.support.forge import hear, said, say
+from tests.support.scenarios import Call, Turns, in_turn
+
+pytestmark = pytest.mark.live
+
+SIZE, MEANWHILE, BEFORE_AND_AFTER = 3, 25, 6
+METHODS = {
+    "eager": ob.eager(sync_every=None),
+    "eager, late": ob.eager(sync_every=None, late=1),
+    "wagma, correct": ob.wagma(group=2, tau=None, merge="correct"),
+    "wagma, late": ob.wagma(tau=None, late=1),
+    "ad_psgd": ob.ad_psgd(),
+}
+NUMBERS = {"short": 100, "long": 100_000}  # each worker adds up all of it, or its stretch
+
+
+class Counter(nn.Module):
+    """Every step of SGD with rate 1 adds 1 to every number."""
+
+    def __init__(self, numbers: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(numbers, dtype=torch.float64))
+
+    def forward(self) -> torch.Tensor:
+        return -self.w.sum()
+
+
+def pids() -> list[int]:
+    found: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(found, os.getpid())
+    return found
+
+
+def stopped(rank: int, name: str, numbers: str, victim: int, where: str) -> tuple[float, float, int]:
+    """The first and the last number at the end, times the workers, and the steps of all.
+
+    ``where``: the victim is stopped while it computes, while it adds up a sum, or holds its interpreter.
+    """
+    model, everyones = Counter(NUMBERS[numbers]), pids()
+    optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=1.0), model, METHODS[name], patience_s=120)
+    key, steps = f"{name} {numbers} {victim} {where}", 0
+
+    def step() -> None:
+        nonlocal steps
+        optimizer.zero_grad()
+        model().backward()
+        optimizer.step()
+        steps += 1
+
+    for _ in range(BEFORE_AND_AFTER):
+        step()
+    dist.barrier()
+    if rank == victim:
+        be_stopped(key, where, step)
+    else:
+        hear(f"{key} stops")
+        for _ in range(MEANWHILE):
+            step()
+            time.sleep(0.001)
+        say(f"{key} {rank} has gone on")
+        hear_all(key, victim)
+        if rank == (victim + 1) % SIZE and where != "holding":
+            os.kill(everyones[victim], signal.SIGCONT)
+    for _ in range(BEFORE_AND_AFTER):
+        step()
+    optimizer.finish()
+    total = torch.tensor([steps])
+    dist.all_reduce(total)
+    return model.w[0].item() * SIZE, model.w[-1].item() * SIZE, int(total)
+
+
+def hear_all(key: str, victim: int) -> None:
+    for rank in range(SIZE):
+        if rank != victim:
+            hear(f"{key} {rank} has gone on")
+
+
+def be_stopped(key: str, where: str, step: object) -> None:
+    assert callable(step)
+    if where == "holding":
+        say(f"{key} stops")
+        pause = ctypes.PyDLL(None).usleep  # a call that does not let go of the interpreter
+        while not all(said(f"{key} {r} has gone on") for r in range(SIZE) if r != int(key.split()[-2])):
+            pause(300_000)
+    elif where == "computing":
+        say(f"{key} stops")
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        calls = 0
+
+        def add_up(*args: object) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                say(f"{key} stops")
+                os.kill(os.getpid(), signal.SIGSTOP)
+            adding.add_up(*args)  # type: ignore[arg-type]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(reading, "add_up", add_up)
+            while not calls:
+                step()
+                time.sleep(0.001)
+
+
+CASES = [
+    (name, numbers, victim, where)
+    for name in METHODS
+    for numbers, victim, where in (
+        ("short", 0, "computing"),
+        ("long", 1, "computing"),
+        ("long", 0, "adding"),
+        ("short", 2, "adding"),
+        ("short", 0, "holding"),
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def ran() -> Turns[tuple[str, str, int, str]]:
+    return in_turn({case: Call(stopped, case) for case in CASES}, SIZE, timeout_s=300)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case)))
+def test_the_others_go_on_and_every_step_counts_once(
+    ran: Turns[tuple[str, str, int, str]], case: tuple[str, str, int, str]
+) -> None:
+    for first, last, steps in ran[case]:
+        assert first == pytest.approx(steps, rel=0, abs=1e-9)
+        assert last == pytest.approx(steps, rel=0, abs=1e-9)
