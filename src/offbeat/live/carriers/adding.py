@@ -44,6 +44,17 @@ def add_up(out: Tensor, terms: Sequence[Term], divisor: float, lo: int = 0, hi: 
             here.div_(divisor)
 
 
+def add_in_place(mine: Tensor, terms: Sequence[Tensor], lo: int, hi: int) -> None:
+    """Let ``mine[lo:hi]`` be the sum of all, of which it is one itself: not written to before it has been added."""
+    chunk = max(hi - lo, 1) if mine.is_cuda else CHUNK * max(1, torch.get_num_threads())
+    scratch = torch.empty(min(chunk, hi - lo), dtype=mine.dtype, device=mine.device)
+    for a in range(lo, hi, chunk):
+        b = min(a + chunk, hi)
+        here = scratch[: b - a]
+        add_up(here, [[(term[a:b], 1.0)] for term in terms], 1)
+        mine[a:b].copy_(here)
+
+
 def _put(here: Tensor, term: Term, a: int, b: int) -> Tensor:
     (first, factor), *rest = term
     if factor == 1.0:

@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offbeat.live.carriers.adding import add_up, stretch
+from offbeat.live.carriers.adding import add_in_place, add_up, stretch
 from offbeat.live.carriers.memory import DeviceMemory, HostMemory, Kinds, Memory, round_up, vector_bytes
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
@@ -107,7 +107,7 @@ class Laid:
             laid = views.everyones()
             for k, mine in enumerate(laid[me]):
                 lo, hi = stretch(mine.numel(), me, size)
-                add_up(mine, [[(v[k], 1.0)] for v in laid], 1, lo, hi)
+                add_in_place(mine, [v[k] for v in laid], lo, hi)
 
         def collect() -> None:
             laid = views.everyones()
@@ -178,13 +178,13 @@ class Commons:
         ]
         self._views: dict[tuple[int, int, tuple[tuple[torch.dtype, int], ...]], list[Tensor]] = {}
 
-    def lay(self, tensors: Sequence[Tensor], readers: Sequence[int] | None = None) -> Laid:
+    def lay(self, tensors: Sequence[Tensor], readers: Sequence[int] | None = None, later: bool = False) -> Laid:
         """Lay copies of these where the others can read them, wide enough to be summed: the next exchange.
 
-        ``readers``: who will read them (None: all).
+        ``readers``: who will read them (None: all). ``later``: nobody waits for it now.
         """
         kinds = [(wide(t.dtype), t.numel()) for t in tensors]
-        region = self._region(kinds)
+        region = self._region(kinds, later)
         number, self._exchanges = self._exchanges, self._exchanges + 1
         laid = Laid(Views(self, region, tuple(kinds)), number)
         if region.number in self._last:
@@ -197,12 +197,17 @@ class Commons:
         self.say(LAID, region, number)
         return laid
 
-    def _region(self, kinds: Kinds) -> Region:
+    def _region(self, kinds: Kinds, later: bool) -> Region:
+        """The one that has been free for longest, if it is large enough.
+
+        Not the only one, where nobody is to be waited for: others may still have to read what lay there last. What lay
+        in the one before they have read, since they had begun the next exchange when we finished that.
+        """
         nbytes = vector_bytes(kinds)
-        for place, k in enumerate(self._free):
-            if self._regions[k].nbytes >= nbytes:
-                del self._free[place]
-                return self._regions[k]
+        fitting = [k for k in self._free if self._regions[k].nbytes >= nbytes]
+        if len(fitting) > later:
+            self._free.remove(fitting[0])
+            return self._regions[fitting[0]]
         if len(self._regions) == REGIONS or self._end + nbytes > FILE_BYTES:
             raise OffbeatError(f"{len(self._regions)} exchanges are under way at once; finish some before the next")
         region = Region(len(self._regions), self._end, round_up(max(nbytes, 1), mmap.PAGESIZE))
@@ -233,7 +238,6 @@ class Commons:
     def through(self, laid: Laid) -> None:
         self.say(THROUGH, laid.region, laid.number)
         self._free.append(laid.region.number)
-        self._free.sort()
 
     def close(self, together: bool = True) -> None:
         """Let go of all memory; ``together``: so do the others now."""

@@ -134,7 +134,7 @@ class Transport:
         if effect.codec is None:  # all are here, those too whom nobody mixes with
             commons = self.commons(self._everyone, effect.x.parts)
             if commons is not None:
-                return self._read_neighbours(effect, commons)
+                return self._read_neighbours(effect, commons, later)
         return self._point_to_point(effect) if ranks is None else self._sum(effect.x, ranks, later)
 
     def _sum(self, x: Vec, ranks: tuple[int, ...], later: bool) -> Sent:
@@ -144,7 +144,7 @@ class Transport:
         commons = self.commons(ranks, x.parts)
         if commons is not None:
             parts = [torch.empty_like(p, dtype=wide(p.dtype)) for p in x.parts]
-            works: list[Any] = [commons.lay(x.parts).sums(parts, each=later)]
+            works: list[Any] = [commons.lay(x.parts, later=later).sums(parts, each=later)]
             self.wire_bytes += all_reduce_bytes(len(ranks), sum(p.nbytes for p in parts)) // len(ranks)
         else:
             parts = [p.to(wide(p.dtype), copy=True) for p in x.parts]
@@ -164,11 +164,11 @@ class Transport:
 
         return Sent(works, result)
 
-    def _read_neighbours(self, effect: Mix, commons: Commons) -> Sent:
+    def _read_neighbours(self, effect: Mix, commons: Commons, later: bool) -> Sent:
         W, x = effect.W, effect.x
         receivers = W.receivers(self.rank)
         self.wire_bytes += len(receivers) * sum(p.numel() * wide(p.dtype).itemsize for p in x.parts)
-        laid = commons.lay(x.parts, readers=receivers)
+        laid = commons.lay(x.parts, receivers, later)
         views, mixed = laid.views, list[Vec]()
 
         def read() -> None:
