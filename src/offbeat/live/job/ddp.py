@@ -25,12 +25,11 @@ class Ddp:
     what ``backward()`` takes from then on is waiting for the others and for the network.
     """
 
-    carriers = ("gloo",)
-
     def __init__(self, inner: torch.optim.Optimizer, model: nn.Module) -> None:
         self.inner, self.model = inner, DistributedDataParallel(model)
         self.wait_s, self.wire_bytes, self.trace = 0.0, 0, Trace()
         self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self.carriers = ("nccl" if self._parameters[0].is_cuda else "gloo",)
         self._last_gradient_s = 0.0
         self._hooks = [p.register_post_accumulate_grad_hook(self._arrived) for p in self._parameters]
         size = dist.get_world_size()
