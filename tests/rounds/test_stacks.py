@@ -12,9 +12,7 @@ from offbeat.live.partial.desk import Desk
 from offbeat.live.partial.stacks import DEPOSITS, Slots
 from offbeat.live.transport.hub import Frame, Word
 from offbeat.rounds import waiting
-from offbeat.rounds.referee import Referee
 from offbeat.rounds.rules import Rules
-from offbeat.rounds.seat import Event, Seat
 from offbeat.topology import everyone, groups
 from offbeat.topology.hierarchy import Nodes
 
@@ -68,12 +66,8 @@ def run(rules: Rules, seed: int, weights: bool) -> list[Worker]:
     """Three workers in a drawn order until all have finished; the desk hears one word after the other."""
     draw, nodes = random.Random(seed), Nodes(SIZE)
     whom = groups(SIZE, 2) if weights else everyone(SIZE)
-
-    def seat(rank: int, step: int, log: list[Event] | None) -> Seat:
-        return Seat(rules, whom, nodes, rank, None, first_step=step, log=log)
-
     slots = Slots(SIZE, SLOTS, small=False, shares=bool(seed % 2))
-    desk, memory = Desk(seat, nodes, Referee(rules, SIZE, 0), slots), Memory()
+    desk, memory = Desk(rules, whom, nodes, 0, 0, slots), Memory()
     workers = [Worker(rank, memory, draw.randint(3, 12), 0.0 if weights else None) for rank in range(SIZE)]
 
     def say(word: Word, worker: Worker, a: int = 0, b: int = 0) -> None:

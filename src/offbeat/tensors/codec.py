@@ -39,6 +39,9 @@ import torch
 from torch import Tensor
 
 from offbeat.basics import draw
+from offbeat.tensors.bits import elias_bits, pack, read_as, unpack
+from offbeat.tensors.bits import elias_number as elias_number
+from offbeat.tensors.bits import elias_omega as elias_omega
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _NORM_BYTES = 4
@@ -87,7 +90,7 @@ class Cast:
     def decode_into(self, message: Tensor, out: Tensor) -> Tensor:
         """Decode into memory that is there already."""
         _check_message(self, message, out)
-        return out.copy_(_as(message, self.dtype))
+        return out.copy_(read_as(message, self.dtype))
 
     def message_bytes(self, numel: int, itemsize: int) -> int:
         return numel * self.dtype.itemsize
@@ -166,12 +169,12 @@ class Levels:
     def codes(self, message: Tensor, numel: int) -> Tensor:
         """The signed levels in a message, −s … s, as int32."""
         _check_length(self, message, numel)
-        return _unpack(message[self._norm_bytes(numel) :], numel, self.bits).to(torch.int32)
+        return unpack(message[self._norm_bytes(numel) :], numel, self.bits).to(torch.int32)
 
     def _split(self, message: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """The norms (as float32) and the packed codes of a message."""
         at = self._norm_bytes(n)
-        return _as(message[:at], torch.float32), message[at:]
+        return read_as(message[:at], torch.float32), message[at:]
 
     def _norm_bytes(self, n: int) -> int:
         return -(-n // self.bucket) * _NORM_BYTES
@@ -186,10 +189,10 @@ class Levels:
         if self.bits == 8:
             codes[lo:hi].view(torch.int8).copy_(levels)
         else:
-            codes[lo * self.bits // 8 : -(-hi * self.bits // 8)].copy_(_pack(levels.to(torch.int16), self.bits))
+            codes[lo * self.bits // 8 : -(-hi * self.bits // 8)].copy_(pack(levels.to(torch.int16), self.bits))
 
     def _get(self, codes: Tensor, lo: int, hi: int) -> Tensor:
-        return _unpack(codes[lo * self.bits // 8 : -(-hi * self.bits // 8)], hi - lo, self.bits)
+        return unpack(codes[lo * self.bits // 8 : -(-hi * self.bits // 8)], hi - lo, self.bits)
 
     def _buckets(self, x: Tensor) -> Tensor:
         x = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -258,7 +261,7 @@ class TopK:
             return torch.empty(0, dtype=torch.uint8, device=x.device)
         heads, places, bins = (torch.cat([one[i].reshape(-1) for one in picked]) for i in range(3))
         floats = heads.to(torch.float32).view(torch.uint8)
-        return torch.cat([floats, _pack(places, _PLACE_BITS), *([] if self.floats else [_pack(bins, _BIN_BITS)])])
+        return torch.cat([floats, pack(places, _PLACE_BITS), *([] if self.floats else [pack(bins, _BIN_BITS)])])
 
     def _pick(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of the chunks of one length: the float32 to send, the places, the bins."""
@@ -294,15 +297,15 @@ class TopK:
         kept, chunks = full * k + last, full + (rest > 0)
         head = 4 * (kept if self.floats else _BINS * chunks)
         middle = head + -(-kept * _PLACE_BITS // 8)
-        heads = _as(message[:head], torch.float32)
+        heads = read_as(message[:head], torch.float32)
         # Unpacking gives signed codes.
-        places = _unpack(message[head:middle], kept, _PLACE_BITS).to(torch.int64) & (2**_PLACE_BITS - 1)
+        places = unpack(message[head:middle], kept, _PLACE_BITS).to(torch.int64) & (2**_PLACE_BITS - 1)
         chunk = torch.arange(chunks, device=out.device).repeat_interleave(k)[:kept]
         if self.floats:
             values = heads
             broken = torch.zeros(chunks, device=out.device).index_add_(0, chunk, (~values.isfinite()).to(torch.float32))
         else:
-            bins = _unpack(message[middle:], kept, _BIN_BITS).to(torch.int64) & (_BINS - 1)
+            bins = unpack(message[middle:], kept, _BIN_BITS).to(torch.int64) & (_BINS - 1)
             values = heads[chunk * _BINS + bins]
             broken = heads.view(chunks, _BINS).isnan().any(1)
         out[chunk * self.chunk + places] = values.to(out.dtype)
@@ -393,27 +396,6 @@ def parse(text: str) -> Codec | None:
     raise ValueError(f"there is no codec {text!r}; use none, bf16, fp16, int8, qsgd2 to qsgd16, or topk1 to topk4096")
 
 
-def elias_omega(n: int) -> str:
-    """The Elias-omega code of a whole number from 1 up, as a string of bits: 1 → 0, 2 → 100, 4 → 101000."""
-    if n < 1:
-        raise ValueError(f"Elias-omega codes begin at 1, and {n} is below it; code n + 1 instead")
-    code = "0"
-    while n > 1:
-        code = f"{n:b}{code}"
-        n = n.bit_length() - 1
-    return code
-
-
-def elias_number(code: str) -> int:
-    """The number whose Elias-omega code this is: the inverse of ``elias_omega``."""
-    n, at = 1, 0
-    while code[at : at + 1] == "1":
-        n, at = int(code[at : at + n + 1], 2), at + n + 1
-    if at != len(code) - 1 or code[at] != "0":
-        raise ValueError(f"{code!r} is not one Elias-omega code; such a code is what elias_omega(n) returns")
-    return n
-
-
 def elias_bytes(x: Tensor, codec: Codec, key: tuple[int, ...] = (0,)) -> int:
     """How many bytes the message for ``x`` would take if its codes were Elias-coded, as in the QSGD paper.
 
@@ -427,63 +409,9 @@ def elias_bytes(x: Tensor, codec: Codec, key: tuple[int, ...] = (0,)) -> int:
     level = codec.codes(codec.encode(x, key), n).abs().to(torch.int64)
     at = level.nonzero().view(-1)
     gaps = torch.diff(at, prepend=at.new_tensor([-1]))
-    sparse = _elias_bits(gaps) + at.numel() + _elias_bits(level[at])
-    dense = _elias_bits(level + 1) + at.numel()
+    sparse = elias_bits(gaps) + at.numel() + elias_bits(level[at])
+    dense = elias_bits(level + 1) + at.numel()
     return codec.message_bytes(n, x.element_size()) - -(-n * codec.bits // 8) + -(-(1 + min(sparse, dense)) // 8)
-
-
-def _elias_bits(numbers: Tensor) -> int:
-    """The bits of all these numbers' Elias-omega codes together."""
-    total, n = numbers.numel(), numbers
-    while (n := n[n > 1]).numel():
-        width = torch.frexp(n.to(torch.float64)).exponent.to(torch.int64)
-        total += int(width.sum())
-        n = width - 1
-    return total
-
-
-def _as(message: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes read as wider numbers; copied only where they lie at an odd place inside a larger buffer."""
-    aligned = message.is_contiguous() and message.storage_offset() % dtype.itemsize == 0
-    return (message if aligned else message.clone(memory_format=torch.contiguous_format)).view(dtype)
-
-
-def _pack(codes: Tensor, bits: int) -> Tensor:
-    """int16 codes, side by side in ``bits`` bits each, lowest bits first."""
-    if bits == 8:
-        return codes.to(torch.int8).view(torch.uint8)
-    if bits == 16:
-        return codes.contiguous().view(torch.uint8)
-    n = codes.numel()
-    # Eight codes fill exactly `bits` bytes. Row i holds the i-th code of every such group, so that each step below
-    # is one operation on a whole row.
-    rows = torch.nn.functional.pad(codes, (0, -n % 8)).view(-1, 8).t().to(torch.int32, copy=True).contiguous()
-    rows &= (1 << bits) - 1
-    out = torch.zeros(bits, rows.shape[1], dtype=torch.int32, device=codes.device)
-    for i, j, shift in _overlaps(bits):
-        out[j] |= rows[i] << shift if shift >= 0 else rows[i] >> -shift
-    return (out & 255).to(torch.uint8).t().reshape(-1)[: -(-n * bits // 8)]
-
-
-def _unpack(packed: Tensor, n: int, bits: int) -> Tensor:
-    """The ``n`` signed codes that ``_pack`` wrote."""
-    if bits == 8:
-        return packed.contiguous().view(torch.int8)
-    if bits == 16:
-        return _as(packed, torch.int16)
-    columns = torch.nn.functional.pad(packed, (0, -packed.numel() % bits)).view(-1, bits).t().to(torch.int32)
-    columns = columns.contiguous()
-    out = torch.zeros(8, columns.shape[1], dtype=torch.int32, device=packed.device)
-    for i, j, shift in _overlaps(bits):
-        out[i] |= columns[j] >> shift if shift >= 0 else columns[j] << -shift
-    spare = 32 - bits
-    return ((out << spare) >> spare).t().reshape(-1)[:n]  # the shift back copies the sign bit down
-
-
-def _overlaps(bits: int) -> list[tuple[int, int, int]]:
-    """(code, byte, shift) for each code that has bits in a byte; shift is to the left when packing."""
-    pairs = ((i, j, i * bits - j * 8) for i in range(8) for j in range(bits))
-    return [(i, j, shift) for i, j, shift in pairs if -bits < shift < 8]
 
 
 def _check_input(codec: Codec, x: Tensor) -> None:

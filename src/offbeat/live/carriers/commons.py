@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat.live.carriers.adding import add_in_place, add_up, stretch
-from offbeat.live.carriers.memory import DeviceMemory, HostMemory, Kinds, Memory, round_up, vector_bytes
+from offbeat.live.carriers.memory import Kinds, nap, round_up, shared_memory, vector_bytes
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.transport.waiter import Waiter
@@ -45,12 +45,6 @@ class Region(NamedTuple):
     number: int
     start: int
     nbytes: int
-
-
-def nap(since_s: float) -> None:
-    """Let others work: shorter at first, longer the longer it has taken."""
-    elapsed = time.monotonic() - since_s
-    time.sleep(0 if elapsed < 0.0002 else min(0.001, elapsed / 20))
 
 
 class Views(NamedTuple):
@@ -167,12 +161,8 @@ class Commons:
         self._free: list[int] = []
         self._exchanges = 0
         self._end = words = round_up(4 * REGIONS * 8, mmap.PAGESIZE)
-        self._memory: Memory
-        self.carrier = "ipc" if device.type == "cuda" else "shm"
-        if device.type == "cuda":
-            self._memory = DeviceMemory(name, ranks, words, REGIONS, device, board, waiter)
-        else:
-            self._memory = HostMemory(name, ranks, FILE_BYTES, board, waiter)
+        self._memory = shared_memory(name, ranks, device, words, FILE_BYTES, REGIONS, board, waiter)
+        self.carrier = self._memory.carrier
         self._words: list[NDArray[np.int64]] = [
             w.reshape(4, REGIONS) for w in self._memory.words(np.int64, 4 * REGIONS, 0)
         ]

@@ -6,12 +6,14 @@ and containers that share neither do not meet by mistake. Only processes of the 
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import secrets
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.waiter import Waiter
@@ -20,6 +22,7 @@ SAID = "shared"  # under which name a rank publishes that it has shared its memo
 DONE = "here"
 FOLLOWS = "another rank could not share its own"
 MEET_S = 20.0  # once all have said that they are there
+STRANGER_S = 1.0  # for one that has come to say who it is
 SLICE_S = 0.1
 _HEAD = struct.Struct("<16sI")
 _USER = struct.Struct("3i")
@@ -53,7 +56,7 @@ def _receive(name: str, ranks: tuple[int, ...], mine: int, board: Board, look: C
     token = secrets.token_bytes(16)
     held, guests = {board.rank: os.dup(mine)}, list[socket.socket]()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-        door.bind(b"\0offbeat-" + token.hex().encode())
+        door.bind(_name(token))
         door.listen(len(ranks))
         door.settimeout(SLICE_S)
         board.publish(f"door/{name}", token.hex())
@@ -69,6 +72,7 @@ def _receive(name: str, ranks: tuple[int, ...], mine: int, board: Board, look: C
                 if rank in ranks and rank not in held and len(brought) == 1:
                     held[rank] = brought[0]
                 else:
+                    guests.pop().close()
                     _close(brought)
             for guest in guests:
                 for some in _shares([held[r] for r in ranks]):
@@ -83,21 +87,26 @@ def _receive(name: str, ranks: tuple[int, ...], mine: int, board: Board, look: C
 
 
 def _let_in(guest: socket.socket, token: bytes) -> tuple[int, list[int]]:
-    guest.settimeout(MEET_S)
+    """Who it is and what it brings; −1: a stranger, who delays nobody for long. A rank of another user is refused."""
+    guest.settimeout(STRANGER_S)
+    try:
+        said, brought, _, _ = socket.recv_fds(guest, _HEAD.size, 1)
+    except OSError:
+        return -1, []
+    told, rank = _HEAD.unpack(said.ljust(_HEAD.size, b"\0"))
+    if not hmac.compare_digest(told, token):
+        return -1, list(brought)
     _, user, _ = _USER.unpack(guest.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _USER.size))
     if user != os.getuid():
-        raise OSError(f"a rank runs as user {user}, this one as user {os.getuid()}")
-    said, brought, _, _ = socket.recv_fds(guest, _HEAD.size, 1)
-    if len(said) < _HEAD.size:
-        return -1, list(brought)
-    told, rank = _HEAD.unpack(said)
-    return (rank if told == token else -1), list(brought)
+        _close(brought)
+        raise OSError(f"rank {rank} runs as user {user}, this one as user {os.getuid()}")
+    return rank, list(brought)
 
 
 def _visit(token: bytes, ranks: tuple[int, ...], mine: int, rank: int, look: Callable[[], None]) -> dict[int, int]:
     found: list[int] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guest:
-        guest.connect(b"\0offbeat-" + token.hex().encode())
+        guest.connect(_name(token))
         socket.send_fds(guest, [_HEAD.pack(token, rank)], [mine])
         guest.settimeout(SLICE_S)
         try:
@@ -116,10 +125,15 @@ def _visit(token: bytes, ranks: tuple[int, ...], mine: int, rank: int, look: Cal
     return dict(zip(ranks, found, strict=True))
 
 
+def _name(token: bytes) -> bytes:
+    # Not the token itself: names of such sockets can be read by everybody on the machine.
+    return b"\0offbeat-door-" + hashlib.sha256(b"name" + token).hexdigest()[:32].encode()
+
+
 def _shares(held: list[int]) -> list[list[int]]:
     return [held[k : k + _MOST] for k in range(0, len(held), _MOST)]
 
 
-def _close(held: object) -> None:
-    for one in list(held):  # type: ignore[call-overload]
+def _close(held: Iterable[int]) -> None:
+    for one in held:
         os.close(one)

@@ -43,8 +43,16 @@ def vector_bytes(kinds: Kinds) -> int:
     return sum(round_up(n * dtype.itemsize, LINE) for dtype, n in kinds)
 
 
+def nap(since_s: float) -> None:
+    """Let others work: shorter at first, longer the longer it has taken."""
+    elapsed = time.monotonic() - since_s
+    time.sleep(0 if elapsed < 0.0002 else min(0.001, elapsed / 20))
+
+
 class HostMemory:
     """One file of each of ``ranks``, of ``nbytes`` (of addresses), in all of their processes. Made by all together."""
+
+    carrier = "shm"
 
     def __init__(self, name: str, ranks: tuple[int, ...], nbytes: int, board: Board, waiter: Waiter) -> None:
         self.me, self.size = ranks.index(board.rank), len(ranks)
@@ -86,6 +94,8 @@ class HostMemory:
 
 class DeviceMemory:
     """The same for vectors on one GPU, with a file beside it for words; ``vectors``: how many each rank may have."""
+
+    carrier = "ipc"
 
     def __init__(
         self,
@@ -170,3 +180,19 @@ class DeviceMemory:
 
 
 Memory = HostMemory | DeviceMemory
+
+
+def shared_memory(
+    name: str,
+    ranks: tuple[int, ...],
+    device: torch.device,
+    words_bytes: int,
+    nbytes: int,
+    vectors: int,
+    board: Board,
+    waiter: Waiter,
+) -> Memory:
+    """For vectors on ``device``, with so many bytes of words in front; ``nbytes`` in all, or so many ``vectors``."""
+    if device.type == "cuda":
+        return DeviceMemory(name, ranks, words_bytes, vectors, device, board, waiter)
+    return HostMemory(name, ranks, nbytes, board, waiter)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.live.carriers.memory import DeviceMemory, HostMemory, Memory, round_up, vector_bytes
+from offbeat.live.carriers.memory import round_up, shared_memory, vector_bytes
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.waiter import Waiter
 from offbeat.tensors.vector import Used, Vec, wide
@@ -34,29 +34,20 @@ class Shelves:
         self._kinds = [(wide(p.dtype), p.numel()) for p in like.parts]
         self.vector_bytes = vector_bytes(self._kinds)
         self._slot_bytes = round_up(max(self.vector_bytes, 1), mmap.PAGESIZE)
-        self.slots = max(FEWEST, min(MOST, BYTES // len(ranks) // self._slot_bytes))
-        if like.parts[0].is_cuda:
-            self.slots = ON_DEVICE
-        self.carrier = "ipc" if like.parts[0].is_cuda else "shm"
+        device = like.parts[0].device
+        self.on_device = device.type == "cuda"
+        self.slots = ON_DEVICE if self.on_device else max(FEWEST, min(MOST, BYTES // len(ranks) // self._slot_bytes))
         flag_bytes = round_up(self.slots * len(ranks) * 8, mmap.PAGESIZE)
         self._head_bytes = flag_bytes + round_up(self.slots * parameters, mmap.PAGESIZE)
-        self._memory: Memory
-        if like.parts[0].is_cuda:
-            device = like.parts[0].device
-            self._memory = DeviceMemory(name, ranks, self._head_bytes, self.slots, device, board, waiter)
-        else:
-            nbytes = self._head_bytes + self.slots * self._slot_bytes
-            self._memory = HostMemory(name, ranks, nbytes, board, waiter)
+        nbytes = self._head_bytes + self.slots * self._slot_bytes
+        self._memory = shared_memory(name, ranks, device, self._head_bytes, nbytes, self.slots, board, waiter)
+        self.carrier = self._memory.carrier
         self._vecs: dict[tuple[int, int], Vec] = {}
         flags = self._memory.words(np.int64, self.slots * len(ranks), 0)
         self._flags: list[NDArray[np.int64]] = [f.reshape(self.slots, len(ranks)) for f in flags]
         used = self._memory.words(np.uint8, self.slots * parameters, flag_bytes) if parameters else []
         self._used: list[NDArray[np.uint8]] = [u.reshape(self.slots, parameters) for u in used]
         self.settle = self._memory.settle
-
-    @property
-    def on_device(self) -> bool:
-        return isinstance(self._memory, DeviceMemory)
 
     def vec(self, member: int, slot: int) -> Vec:
         """A slot as a vector; ``member`` counts the ranks that share."""

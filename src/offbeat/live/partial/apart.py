@@ -30,9 +30,9 @@ Plan = dict[str, Any]
 class HubApart:
     """The process, as rank 0 sees it."""
 
-    def __init__(self, plan: Plan, size: int, doors: Entrance) -> None:
-        self.port = doors.port
-        descriptors = [listener.fileno() for listener in doors.listeners]
+    def __init__(self, plan: Plan, size: int, entrance: Entrance) -> None:
+        self.port = entrance.port
+        descriptors = [listener.fileno() for listener in entrance.listeners]
         self._process = subprocess.Popen(
             # As a stranger to this environment: no site, no user's paths, not in our group, so that no Ctrl-C ends it.
             [sys.executable, "-I", "-S", __file__],
@@ -41,12 +41,12 @@ class HubApart:
             pass_fds=descriptors,
             start_new_session=True,
         )
-        line = json.dumps({**plan, "lines": size, "token": doors.token.hex(), "listeners": descriptors})
+        line = json.dumps({**plan, "lines": size, "token": entrance.token.hex(), "listeners": descriptors})
         assert self._process.stdin is not None
         self._mouth = self._process.stdin
         self._mouth.write(line.encode() + b"\n")
         self._mouth.flush()
-        for listener in doors.listeners:
+        for listener in entrance.listeners:
             listener.close()
 
     def join(self, timeout_s: float) -> None:
@@ -121,23 +121,16 @@ def handler(plan: Plan) -> Any:
     from offbeat.live.partial.desk import Desk
     from offbeat.live.partial.meetings import Meetings
     from offbeat.live.partial.stacks import Slots
-    from offbeat.rounds.referee import Referee
     from offbeat.rounds.rules import Rules
-    from offbeat.rounds.seat import Event, Seat
     from offbeat.rounds.waiting import rule
     from offbeat.topology.hierarchy import Nodes
 
     slots = Slots(**plan["slots"])
     if plan["what"] == "meetings":
         return Meetings(plan["size"], slots)
-    wait, absent, full_every, bound, catch_up, late, fade = plan["rules"]
-    rules = Rules(rule(wait), absent, full_every, bound, catch_up, late, fade)
-    nodes, whom, first_round = Nodes(*plan["nodes"]), Rounds(plan["rounds"]), plan["first_round"]
-
-    def seat(rank: int, first_step: int, log: list[Event] | None) -> Seat:
-        return Seat(rules, whom, nodes, rank, None, first_round=first_round, first_step=first_step, log=log)
-
-    return Desk(seat, nodes, Referee(rules, nodes.count, plan["seed"], first_round), slots)
+    wait, *settings = plan["rules"]
+    rules, nodes = Rules(rule(wait), *settings), Nodes(*plan["nodes"])
+    return Desk(rules, Rounds(plan["rounds"]), nodes, plan["seed"], plan["first_round"], slots)
 
 
 def main() -> None:

@@ -10,15 +10,19 @@ from __future__ import annotations
 import marshal
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from offbeat.live.partial.coordinator import Asking, unpack
 from offbeat.live.partial.stacks import Guest, Reply, Slots, Stack, Sum, places
 from offbeat.live.transport.hub import Frame, Letter, Word
 from offbeat.rounds.referee import Notice, Referee
+from offbeat.rounds.rules import Rules
 from offbeat.rounds.seat import Event, Got, Outcome, Seat
 from offbeat.rounds.tray import Deposit
 from offbeat.topology.hierarchy import Nodes
+
+if TYPE_CHECKING:
+    from offbeat.topology.matrix import Mixing
 
 
 class SeatTaken(Guest):
@@ -39,13 +43,16 @@ class Desk(Asking):
 
     def __init__(
         self,
-        make_seat: Callable[[int, int, list[Event] | None], Seat],
+        rules: Rules,
+        whom: Callable[[int], Mixing],
         nodes: Nodes,
-        referee: Referee,
+        seed: int,
+        first_round: int,
         slots: Slots,
     ) -> None:
-        super().__init__(referee)
-        self._make_seat, self._nodes, self._slots = make_seat, nodes, slots
+        super().__init__(Referee(rules, nodes.count, seed, first_round))
+        self._rules, self._whom, self._first_round = rules, whom, first_round
+        self._nodes, self._slots = nodes, slots
         self._early: list[Frame] = []
         self._chairs: dict[int, SeatTaken] = {}
         self._answers: list[Reply] = []
@@ -81,9 +88,19 @@ class Desk(Asking):
     def _open(self, frame: Frame) -> None:
         rank, slot, step, logs = frame.rank, frame.a, frame.b, bool(frame.c)
         log: list[Event] | None = [] if logs else None
-        chair = self._chairs[rank] = SeatTaken(rank, self._make_seat(rank, step, log), log)
+        seat = Seat(
+            self._rules,
+            self._whom,
+            self._nodes,
+            rank,
+            None,
+            first_round=self._first_round,
+            first_step=step,
+            log=log,
+        )
+        chair = self._chairs[rank] = SeatTaken(rank, seat, log)
         if slot >= 0:
-            chair.seat.tray.deposit(chair.put(slot), Deposit(-1, chair.seat.results))
+            seat.tray.deposit(chair.put(slot), Deposit(-1, self._first_round))
 
     def _do(self, rank: int, frame: Frame) -> None:
         chair = self._chairs[rank]

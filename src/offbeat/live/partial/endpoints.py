@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
 import socket
-import sys
-import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -14,13 +11,14 @@ import torch.distributed as dist
 
 from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.carriers.shelves import Shelves
-from offbeat.live.partial.apart import HubApart, Plan, plan_of_channel
+from offbeat.live.partial.apart import Plan, plan_of_channel
 from offbeat.live.partial.bell import Bell, Rings
 from offbeat.live.partial.blocks import BlockSums
 from offbeat.live.partial.clerk import Clerk
 from offbeat.live.partial.coordinator import Coordinator
 from offbeat.live.partial.desk import Desk
 from offbeat.live.partial.leaders import Follower, Inside, Leader
+from offbeat.live.partial.lines import Lines
 from offbeat.live.partial.meetings import Meetings
 from offbeat.live.partial.pairs import SharedWeights, Visit, Visits
 from offbeat.live.partial.stacks import Slots
@@ -30,7 +28,7 @@ from offbeat.live.transport import elsewhere
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.transport.group import Group
-from offbeat.live.transport.hub import Entrance, Handler, Hub, connect, own_address
+from offbeat.live.transport.hub import Handler
 from offbeat.live.transport.waiter import Waiter
 from offbeat.method.effects import (
     Add,
@@ -49,14 +47,11 @@ from offbeat.method.effects import (
 )
 from offbeat.method.replica import Replica
 from offbeat.rounds.referee import Referee
-from offbeat.rounds.seat import Event, Seat
+from offbeat.rounds.seat import Event
 from offbeat.runs.trace import Trace
 from offbeat.tensors.vector import Vec
 from offbeat.topology.hierarchy import Nodes
 
-# Threads that answer for a worker need the interpreter a few times a round, from a worker that may be deep in Python
-# code: every time they would wait for the default of 5 ms.
-SWITCH_S = 0.0005
 SMALL = 1 << 16  # numbers: so few that each worker adds them up itself, instead of waiting for another's part
 
 
@@ -95,15 +90,13 @@ class Endpoints:
         self._clerk: Clerk | Taker | Leader | Follower | None = None
         self._pairs: SharedWeights | Visitor | None = None
         self._bell: Bell | None = None
-        self._hub: Hub | HubApart | None = None
-        self._connection: socket.socket | None = None  # its owner closes it; without one, as where groups fail, we do
+        self.lines = Lines(board, transport.waiter)
         self._sums: BlockSums | None = None
         self._first_round = self._wire_bytes = 0
         self._waited_s, self._lost, self._is_over = 0.0, list[int](), False
         self._times_stood = 0
         self._carriers: set[str] = set()
         self._stood: Vec | None = None
-        self._switch_s: float | None = None
         self.trace = Trace(keep_spans=False)
 
     @property
@@ -165,10 +158,10 @@ class Endpoints:
             case Begin(Meet(peer)):
                 return self.pairs.meet(peer)
             case Finish(Visit() | Meeting() as visit):
-                self.pairs.finish(visit)  # type: ignore[arg-type]
+                self.pairs.finish(visit)
                 return None
             case Meet(peer):
-                self.pairs.finish(self.pairs.meet(peer))  # type: ignore[arg-type]
+                self.pairs.finish(self.pairs.meet(peer))
                 return None
             case Add(delta):
                 return self.pairs.add(delta)
@@ -190,16 +183,16 @@ class Endpoints:
             self._refuse_if_open()
             self._channel, self._clerk = channel, Follower(inside, self._board, first_round, self._patience_s)
             return
-        referee = Referee(channel.rules, nodes.count, me.seed, first_round)
         leaders = tuple(nodes.leader(n) for n in range(nodes.count))
         shelves = None
         if channel.codec is None:
             shelves = self._transport.shelves(f"rounds/{channel.name}", leaders, me.x, parameters)
         if shelves is not None:
-            taker = self._take_seat(channel, x, me, nodes, referee, shelves)
+            taker = self._take_seat(channel, x, me, nodes, shelves)
             self._channel, self._clerk = channel, Leader(taker, inside) if inside is not None else taker
             return
-        connection = self._meet_at_hub(lambda: Coordinator(referee), nodes)
+        referee = Referee(channel.rules, nodes.count, me.seed, first_round)
+        (connection,) = self._meet_at_hub(lambda: Coordinator(referee), nodes)
         self._channel = channel
         self._sums = BlockSums(channel, nodes, self._board, Waiter(self._board, self._patience_s), first_round)
         clerk = Clerk(
@@ -220,23 +213,16 @@ class Endpoints:
         )
         self._clerk = Leader(clerk, inside) if inside is not None else clerk
 
-    def _take_seat(
-        self, channel: Channel, x: Vec | None, me: Replica, nodes: Nodes, referee: Referee, shelves: Shelves
-    ) -> Taker:
+    def _take_seat(self, channel: Channel, x: Vec | None, me: Replica, nodes: Nodes, shelves: Shelves) -> Taker:
         """Where vectors lie in memory that all can read, the seats are kept at the hub."""
         first_round, slots = self._first_round, self._slots(nodes.count, me.x, shelves)
-
-        def desk() -> Desk:
-            def seat(rank: int, step: int, log: list[Event] | None) -> Seat:
-                return Seat(
-                    channel.rules, channel.whom, nodes, rank, None, first_round=first_round, first_step=step, log=log
-                )
-
-            return Desk(seat, nodes, referee, Slots(**slots))
-
         plan = plan_of_channel(channel, nodes.count, nodes.per_node, me.seed, first_round)
-        line = self._meet_at_hub(desk, nodes, 2, None if plan is None else {**plan, "slots": slots})
-        questions = self._connect(nodes.count + nodes.of(self._board.rank))
+        line, questions = self._meet_at_hub(
+            lambda: Desk(channel.rules, channel.whom, nodes, me.seed, first_round, Slots(**slots)),
+            nodes,
+            2,
+            None if plan is None else {**plan, "slots": slots},
+        )
         return Taker(
             channel,
             x,
@@ -278,51 +264,24 @@ class Endpoints:
         if shelves is not None:
             slots = self._slots(me.size, effect.x, shelves)
             plan = {"what": "meetings", "size": me.size, "slots": slots}
-            line = self._meet_at_hub(lambda: Meetings(me.size, Slots(**slots)), everyone, 1, plan)
+            (line,) = self._meet_at_hub(lambda: Meetings(me.size, Slots(**slots)), everyone, 1, plan)
             self._pairs = Visitor(effect.x, shelves, line, self._board, self.trace, self._patience_s, self._log)
             return
-        connection = self._meet_at_hub(lambda: Visits(me.size), everyone)
+        (connection,) = self._meet_at_hub(lambda: Visits(me.size), everyone)
         self._pairs = SharedWeights(
             effect.x, effect.peers, connection, self._board, self.trace, self._patience_s, self._log
         )
 
+    def _meet_at_hub(
+        self, handler: Callable[[], Handler], nodes: Nodes, lines: int = 1, plan: Plan | None = None
+    ) -> list[socket.socket]:
+        """This worker's lines to the hub, which rank 0 opens."""
+        self._refuse_if_open()
+        return self.lines.meet(handler, nodes, lines, plan)
+
     def _refuse_if_open(self) -> None:
         if self.is_open:
             raise OffbeatError("a strategy opens one channel, or shares its weights once")
-
-    def _meet_at_hub(
-        self, handler: Callable[[], Handler], nodes: Nodes, lines: int = 1, plan: Plan | None = None
-    ) -> socket.socket:
-        """This worker's line to the hub, which rank 0 has opened for so many from each.
-
-        With a ``plan`` it is a process of its own, which no worker's interpreter holds up.
-        """
-        self._refuse_if_open()
-        if self._board.rank == 0:
-            doors, size = Entrance(own_address(), secrets.token_bytes(16)), lines * nodes.count
-            self._hub = self._apart(plan, size, doors) or Hub(handler(), size, doors)
-            self._board.publish("hub", doors.told)
-        known, what = lambda: self._board.published("hub") is not None, "rank 0 to take its first step"
-        self._transport.waiter.until(known, what)
-        self._connection = self._connect(nodes.of(self._board.rank))
-        self._switch_s = sys.getswitchinterval()
-        sys.setswitchinterval(min(SWITCH_S, self._switch_s))
-        return self._connection
-
-    def _apart(self, plan: Plan | None, size: int, doors: Entrance) -> HubApart | None:
-        if plan is None or not sys.executable:
-            return None
-        try:
-            return HubApart(plan, size, doors)
-        except OSError as error:
-            warnings.warn(f"no process could be started for the hub ({error}): it shares rank 0's", stacklevel=2)
-            return None
-
-    def _connect(self, as_whom: int) -> socket.socket:
-        try:
-            return connect(self._board.published("hub") or "", as_whom)
-        except OSError as error:
-            raise self._board.lost("the way to rank 0") from error
 
     def rest(self, x: Vec | None) -> Got | None:
         return self.clerk.rest(x, self.others.asked, self.others.take_part)
@@ -343,7 +302,7 @@ class Endpoints:
         """The bell of micro-batches; every rank comes here at its first step."""
         if self._bell is None:
             size = self._board.size
-            connection = self._meet_at_hub(lambda: Rings(size), Nodes(size))
+            (connection,) = self._meet_at_hub(lambda: Rings(size), Nodes(size))
             self._bell = Bell(connection, self._board, self._patience_s)
         return self._bell
 
@@ -386,25 +345,19 @@ class Endpoints:
 
     def close(self) -> None:
         """All ranks are through: end the threads, give the groups back."""
-        self._let_go_of_interpreter()
         for end in self._ends:
             if end is not None:
                 end.close()
-        if self._hub is not None:
-            self._hub.join(self._patience_s)
+        self.lines.close(self._patience_s)
         for group in self._groups():
             group.close()
 
     def abandon(self) -> None:
         """Leave without waiting for anybody; the groups are never destroyed (see ``Group.park``)."""
-        self._let_go_of_interpreter()
         for end in self._ends:
             if end is not None:
                 end.abandon()
-        if self._connection is not None:
-            self._connection.close()
-        if self._hub is not None:
-            self._hub.abandon()
+        self.lines.abandon()
         for group in self._groups():
             group.park()
 
@@ -419,13 +372,9 @@ class Endpoints:
         for end in self._ends:
             if end is not None:
                 end.release()
-        self._channel = self._clerk = self._pairs = self._bell = self._hub = self._sums = self._stood = None
+        self._channel = self._clerk = self._pairs = self._bell = self._sums = self._stood = None
+        self.lines.release()
         self.others = Nobody()
-
-    def _let_go_of_interpreter(self) -> None:
-        if self._switch_s is not None:
-            sys.setswitchinterval(self._switch_s)
-            self._switch_s = None
 
     def _groups(self) -> list[Group]:
         return [g for end in (self._sums, self._pairs) if end is not None for g in end.groups()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import marshal
 import time
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import cast
 
 from offbeat.live.partial.stacks import Guest, Reply, Slots, Stack, Sum, places
 from offbeat.live.transport.hub import Frame, Letter, Quiet, Word
@@ -22,11 +22,10 @@ class Sharer(Guest):
     def __init__(self, rank: int, slot: int, logs: bool) -> None:
         super().__init__(rank, [] if logs else None)
         self.shared = SharedVec(self.put(slot), self.log)
-        self.retires = False
 
     @property
     def y(self) -> Stack:
-        return cast(Any, self.shared.weights)  # type: ignore[no-any-return]
+        return cast(Stack, self.shared.weights)
 
 
 class Meetings(Quiet):
@@ -71,7 +70,6 @@ class Meetings(Quiet):
                 done = me.merge(me.y, frame.a, set(marshal.loads(frame.data)))
                 self._answers.append(Reply(me, "merged" if done else "refused", None, (), me.y))
             case Word.FINISHED:
-                me.retires = True
                 if self._retired.one_more():
                     for one in self._sharers.values():
                         one.comes_again(b"")

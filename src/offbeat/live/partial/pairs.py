@@ -104,8 +104,9 @@ class SharedWeights:
         ranks = (min(visitor, visited), max(visitor, visited))
         return Group(f"visit-{visitor}-{visited}", ranks, self._board, waiter)
 
-    def finish(self, visit: Visit) -> None:
+    def finish(self, visit: Ticket[None]) -> None:
         """Take the other half of the difference out of my weights."""
+        assert isinstance(visit, Visit)
         self._link.check()
         start = time.monotonic()
         self._worker.wait(visit.works, f"rank {visit.peer}'s half of a meeting")

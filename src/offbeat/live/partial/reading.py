@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from offbeat.live.carriers.adding import add_up, stretch
-from offbeat.live.carriers.commons import nap
+from offbeat.live.carriers.memory import nap
 from offbeat.live.carriers.shelves import Shelves
 from offbeat.live.partial.stacks import DEPOSITS
 from offbeat.live.transport.board import Board
@@ -112,7 +112,7 @@ class Reader:
         frame = read_frame(self._line)
         if frame is None:
             raise self._board.lost("the news from rank 0")
-        answer = Answer(*marshal.loads(frame.data))
+        answer = Answer(*marshal.loads(frame.data))  # quick, and safe from whoever has shown the job's token
         self._busy.difference_update(answer.freed)
         if self._log is not None:
             self._log += answer.events
@@ -124,9 +124,9 @@ class Reader:
         seen, self._seen = self._seen, b""
         self.send(word, a, b, data=seen)
 
-    def ask(self, word: Word, a: int = 0, b: int = 0, c: int = -1, data: bytes = b"") -> Answer:
+    def ask(self, word: Word, a: int = 0, data: bytes = b"") -> Answer:
         """What the hub answers at once."""
-        self.send(word, a, b, c, data)
+        self.send(word, a, data=data)
         return self.wait("an answer of rank 0")
 
     def wait(self, what: str, look: Callable[[], None] = lambda: None) -> Answer:

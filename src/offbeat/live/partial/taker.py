@@ -73,12 +73,12 @@ class Taker:
 
     def finished(self) -> None:
         """No data left: never counts again."""
-        self._ask(Word.FINISHED)
+        self._reader.ask(Word.FINISHED)
 
     def renew(self, x: Vec | None) -> None:
         """Without a step to take, ``x`` answers for me from now on."""
         if x is not None:
-            self._ask(Word.RENEWED, self._reader.put(x))
+            self._reader.ask(Word.RENEWED, self._reader.put(x))
 
     def rest(self, x: Vec | None, asked: Callable[[], bool], take_part: Callable[[], None]) -> Got | None:
         """The next result of the others; None when all have finished and nothing is owed.
@@ -102,7 +102,7 @@ class Taker:
 
     def stand(self, all_there: Callable[[], bool], agree_on_largest: Callable[[int], int], apply: Apply) -> None:
         """Stand still between two steps until all do, and apply every round that has been started by then."""
-        self._ask(Word.STANDS)
+        self._reader.ask(Word.STANDS)
         holds = self._channel.holds
         self.renew(holds())
         start, what = time.monotonic(), "the others to stand still"
@@ -119,7 +119,7 @@ class Taker:
                 self.renew(holds())
             while not look():
                 self._board.pause(SHORT_S, all_there)
-        started = self._ask(Word.BACK).about[0]
+        started = self._reader.ask(Word.BACK).about[0]
         # The last of us to be counted was told of every round that the others have started.
         results = agree_on_largest(started)
         self._reader.come_again(Word.CATCH_UP, results)
@@ -129,13 +129,10 @@ class Taker:
         """A copy of the gradients in the tray, for a checkpoint."""
         if self._reader.hung_up:
             return self._owed
-        places = self._ask(Word.OWED).about[0]
+        places = self._reader.ask(Word.OWED).about[0]
         return self._reader.added_up(places) if places else None
 
     # The desk.
-
-    def _ask(self, word: Word, a: int = 0, b: int = 0, c: int = -1) -> Answer:
-        return self._reader.ask(word, a, b, c)
 
     def _answer(self) -> Answer:
         """To a step: at once, or when the others are there."""

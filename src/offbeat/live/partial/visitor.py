@@ -41,7 +41,6 @@ class Visitor:
         self._reader = Reader(shelves, line, board.rank, board, patience_s, self._heard, log)
         self._worker = Waiter(board, patience_s)
         self._stood: Vec | None = None
-        self._over = False
         self.waited_s = 0.0
         self.wire_bytes = 0
         self._reader.send(Word.OPEN, self._reader.put(x), 0, int(log is not None))
@@ -53,7 +52,7 @@ class Visitor:
             self.wire_bytes += 2 * self._nbytes
         return Meeting()
 
-    def finish(self, meeting: Meeting) -> None:
+    def finish(self, visit: Ticket[None]) -> None:
         """Nothing is left to be done."""
 
     def add(self, delta: Vec) -> Vec:
