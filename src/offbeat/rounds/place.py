@@ -68,12 +68,13 @@ class Place:
             upto = min(upto, step + 1)
         return max(self.taken, upto)
 
-    def take(self, step: int) -> range:
+    def take(self, step: int, upto: int | None = None) -> range:
         """The results to hand over after ``step``; the next step will be begun with them.
 
         All that are there; but where weights answer for the absent and every worker takes every step, the result of
-        one's own round and no newer one (the paper's rule for a late worker).
+        one's own round and no newer one (the paper's rule for a late worker). ``upto``: those before this one, where
+        the worker has not heard of more.
         """
         before = self.taken
-        self.taken = self.base = self.takes_at_least(step)
+        self.taken = self.base = self.takes_at_least(step) if upto is None else max(before, upto)
         return range(before, self.taken)

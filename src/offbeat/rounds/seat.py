@@ -10,6 +10,8 @@ Both worlds drive the same seats. A driver does three things, and decides nothin
    after it.
 
 A worker's step:  wait for ``needs_first`` → ``offer`` → pass the notice on → wait for ``needs`` → ``take`` → ``began``.
+One that looks ahead:    ``show`` when ``needs_first`` is there, and at each result from then on; ``offer`` and ``take``
+with how much of what it was shown it has taken, which happens in that worker before the deposit is heard of here.
 A worker without data:  ``finish``; then ``renew`` and ``next``, until ``next`` has none and ``flushed`` is set.
 A worker that stands:  ``stand``, ``renew`` and ``next`` until all stand, ``back``, wait, ``catch_up``, ``began``.
 
@@ -21,7 +23,7 @@ a lock is held around each call.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from offbeat.rounds.place import Place
@@ -111,6 +113,8 @@ class Seat:
         self._ahead = first_round - first_step  # rounds begin with the steps
         self._results: dict[int, tuple[Outcome, int]] = {}  # with how many deposits of this worker are in it
         self._lent: list[Vec] = []  # values that the strategy may still be reading
+        self._shown: list[Got] = []  # results that the worker has heard of and not taken, as far as is known here
+        self._newest: Vec | None = None  # the last deposit, which what was shown before does not contain
         self._owns = new is not None
         self.needs = 0
         self.takes_each = False  # it rests or stands, and takes one result after the other
@@ -131,10 +135,17 @@ class Seat:
         """How many results must be there before the next deposit: that of the round arrived for last."""
         return self.place.outstanding + 1 if self.place.must_wait_first() else 0
 
-    def offer(self, x: Vec, step: int) -> Notice | None:
-        """Deposit the work of a step. It counts for the current round, or is late, and its worker goes on."""
+    def offer(self, x: Vec, step: int, upto: int | None = None) -> Notice | None:
+        """Deposit the work of a step. It counts for the current round, or is late, and its worker goes on.
+
+        ``upto``: where the worker looks ahead, the results it has taken; it begins the next step with these.
+        """
         self._note("offer", step)
         self.reclaim()
+        self._newest = None
+        if upto is not None:
+            self._note("upto", upto)
+            self._newest = x
         step += self._ahead
         deposit = Deposit(step, self.place.base)
         position = self.place.arrive(step)
@@ -145,13 +156,35 @@ class Seat:
         self.needs = self.place.waits_for(position)
         if self.rules.bound is None:  # only a bound asks what a worker computes with
             return None if position is None else Notice(Say.ARRIVED, position, deposit.base)
-        next_base = max(self.place.takes_at_least(step), self.needs)
+        next_base = max(self.place.takes_at_least(step), self.needs) if upto is None else upto
         return Notice(Say.ARRIVED if position is not None else Say.PASSED, position or 0, deposit.base, next_base)
 
-    def take(self, step: int) -> list[Got]:
-        """The results to apply after a step, oldest first; the next step is begun with them."""
+    def take(self, step: int, upto: int | None = None) -> list[Got]:
+        """The results to apply after a step, oldest first; the next step is begun with them.
+
+        ``upto``: only those before this one, as they were shown.
+        """
         self._note("take", step)
-        return self._taken(self.place.take(step + self._ahead))
+        versions = self.place.take(step + self._ahead, upto)
+        return self._taken(versions) if upto is None else self._taken_as_shown(upto)
+
+    def show(self) -> list[Got]:
+        """The results that are there and have not been shown, for a worker that will take them at its next step.
+
+        They stay here until it says so. Shared weights are shown again: what was shown before a deposit lacks it, and
+        a worker that takes the newest adds its last step alone.
+        """
+        self._note("show", self.results)
+        since = max([self.place.taken, *(got.version + 1 for got in self._shown)])
+        there = sorted(v for v in self._results if self.place.taken <= v < self.results)
+        new = there[-1:] if self.rules.absent == "shared" else [v for v in there if v >= since]
+        shown = [self._got(v, coming=1) for v in new]
+        self._shown += shown
+        return shown
+
+    def shown_upto(self, count: int) -> int:
+        """How many results a worker has that took the first ``count`` of those it was shown and had not taken."""
+        return self._shown[count - 1].version + 1 if count else self.place.taken
 
     def began(self) -> Notice | None:
         """The next step is under way, with everything that was taken."""
@@ -163,6 +196,7 @@ class Seat:
         if self.has_finished:
             return None
         self._note("finish", self.place.taken)
+        self._shown = []
         self.has_finished = self.takes_each = True
         return Notice(Say.FINISHED)
 
@@ -187,6 +221,7 @@ class Seat:
     def stand(self) -> Notice:
         """It takes no step until it is back, and nobody waits for it; it takes every result, as one without data."""
         self._note("stand", self.place.taken)
+        self._shown = []
         self.takes_each = True
         return Notice(Say.STANDS)
 
@@ -213,10 +248,19 @@ class Seat:
     def _taken(self, versions: range) -> list[Got]:
         return [self._got(version) for version in versions if version in self._results]
 
-    def _got(self, version: int) -> Got:
-        outcome, deposits = self._results.pop(version)
+    def _taken_as_shown(self, upto: int) -> list[Got]:
+        taken, self._shown = [g for g in self._shown if g.version < upto], [g for g in self._shown if g.version >= upto]
+        for version in [v for v in self._results if v < upto]:
+            del self._results[version]
+        if self.rules.absent == "shared" and self._newest is not None:
+            taken = [replace(got, value=got.value.clone().add_(self._newest)) for got in taken[-1:]]
+        return taken
+
+    def _got(self, version: int, coming: int = 0) -> Got:
+        """``coming``: deposits that the worker will have made when it takes this; until then the result stays."""
+        outcome, deposits = self._results[version] if coming else self._results.pop(version)
         # A late result knows nothing of the deposit just made.
-        fresh = deposits >= self.tray.deposits - self.rules.late
+        fresh = deposits >= self.tray.deposits + coming - self.rules.late
         value, full = outcome.value, outcome.flush or self.rules.is_full(version)
         if self.rules.absent == "shared":
             newest = version + 1 == self.results and deposits == self.tray.deposits

@@ -15,7 +15,7 @@ import mmap
 import os
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -83,6 +83,14 @@ class HostMemory:
 
     def settle(self) -> None:
         """What was written is there."""
+
+    def mark(self) -> Any:
+        """What tells when all that was written so far is there; None: it is."""
+        return None
+
+    def aside(self) -> AbstractContextManager[Any]:
+        """For a thread whose work is not to wait for what others of this process have asked for."""
+        return nullcontext()
 
     def close(self, together: bool = True) -> None:
         """Let go of it all. A vector that somebody still reads keeps its file until it is gone."""
@@ -159,6 +167,16 @@ class DeviceMemory:
     def settle(self) -> None:
         """All that this process has asked of the GPU has been done."""
         torch.cuda.current_stream(self._device).synchronize()
+
+    def mark(self) -> Any:
+        """What tells when all that was asked for so far has been done."""
+        event = torch.cuda.Event(blocking=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def aside(self) -> AbstractContextManager[Any]:
+        """A stream of its own, so that a thread waits for its own work alone."""
+        return torch.cuda.stream(torch.cuda.Stream(self._device))
 
     def close(self, together: bool = True) -> None:
         """Close what is others', and give one's own back when they have closed it (else it ends with this process)."""

@@ -47,7 +47,7 @@ class Shelves:
         self._flags: list[NDArray[np.int64]] = [f.reshape(self.slots, len(ranks)) for f in flags]
         used = self._memory.words(np.uint8, self.slots * parameters, flag_bytes) if parameters else []
         self._used: list[NDArray[np.uint8]] = [u.reshape(self.slots, parameters) for u in used]
-        self.settle = self._memory.settle
+        self.settle, self.mark, self.aside = self._memory.settle, self._memory.mark, self._memory.aside
 
     def vec(self, member: int, slot: int) -> Vec:
         """A slot as a vector; ``member`` counts the ranks that share."""

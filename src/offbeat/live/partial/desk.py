@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from offbeat.topology.matrix import Mixing
 
 
+MISSED = 2  # so many averages are worth asking for
+
+
 class SeatTaken(Guest):
     """A chair with a seat, and the worker that waits there."""
 
@@ -32,6 +35,13 @@ class SeatTaken(Guest):
         super().__init__(rank, log)
         self.seat, self.wanted, self.told_lost = seat, 0, 0
         self.wake: Callable[[], None] | None = None
+        self.looks_ahead = False  # it computes, and hears of results as they come
+        self.put_off = self.stops = False  # its deposit waits for a result; it wants to hear of no more after that
+
+    @property
+    def waits_for(self) -> int:
+        """How many results it needs to go on; 0: it needs none."""
+        return self.wanted if self.wake is not None and not self.looks_ahead else 0
 
     @property
     def tray(self) -> Stack | None:
@@ -62,7 +72,7 @@ class Desk(Asking):
     def _to_all(self, frame: Frame) -> list[Letter]:
         """On the line for questions; with the number of results that each one waits for."""
         size = self._referee.size
-        return [(size + c.rank, frame._replace(b=c.wanted if c.wake else 0)) for c in self._chairs.values()]
+        return [(size + c.rank, frame._replace(b=c.waits_for)) for c in self._chairs.values()]
 
     def hear(self, frame: Frame) -> Iterable[Letter]:
         if len(self._chairs) < self._referee.size:  # nothing begins before all have come
@@ -109,16 +119,23 @@ class Desk(Asking):
             chair.comes_again(frame.data)
         match frame.word:
             case Word.OFFER:
-                self._offer(chair, frame.a, frame.b)
+                if frame.c < 0:
+                    self._offer(chair, frame.a, frame.b)
+                else:
+                    self._hand_in(chair, frame.a, frame.b, frame.c)
             case Word.RENEWED:
                 self._tell(rank, seat.renew(chair.put(frame.a)))
                 self._answer(chair)
             case Word.NEXT:
                 self._call_when(chair, lambda: self._next(chair), seat.place.taken + 1)
             case Word.NOTHING:  # waits no longer; what has been answered is on its way
-                if chair.wake is not None:
-                    chair.wake = None
+                if chair.put_off:  # what it has handed in is not forgotten
+                    chair.stops = True
+                elif chair.wake is not None or chair.looks_ahead:
+                    chair.wake, chair.looks_ahead = None, False
                     self._answer(chair, "nothing")
+            case Word.NEWEST:
+                self._answer(chair, "newest", seat.show())
             case Word.FINISHED:
                 self._tell(rank, seat.finish())
                 self._answer(chair)
@@ -155,6 +172,34 @@ class Desk(Asking):
 
         self._call_when(chair, deposit, seat.needs_first)
 
+    def _hand_in(self, chair: SeatTaken, slot: int, step: int, count: int) -> None:
+        """It has taken ``count`` of the results it was told of, and goes on; it is told of others as they come."""
+        rank, seat = chair.rank, chair.seat
+        upto = seat.shown_upto(count)
+
+        def deposit() -> None:
+            stops, chair.put_off, chair.stops = chair.stops, False, False
+            notice = seat.offer(chair.put(slot), step, upto)
+            seat.take(step, upto)
+            self._tell(rank, notice)
+            self._tell(rank, seat.began())
+            if stops:
+                self._answer(chair, "nothing")
+            else:
+                self._call_when(chair, lambda: self._show(chair, needed=True), seat.needs_first)
+
+        # Put off only after all have stood: else it has seen the result it needs before it comes.
+        chair.looks_ahead, chair.put_off = False, True
+        self._call_when(chair, deposit, seat.needs_first)
+
+    def _show(self, chair: SeatTaken, needed: bool = False) -> None:
+        self._answer(chair, "needed" if needed else "more", chair.seat.show(), adds=needed)
+        chair.looks_ahead, results = True, chair.seat.results
+        if self._rules.of_weights:  # what it was told of takes memory; of weights it needs the newest alone
+            self._call_when(chair, lambda: self._answer(chair, "hint"), results + MISSED)
+        else:
+            self._call_when(chair, lambda: self._show(chair), results + 1)
+
     def _next(self, chair: SeatTaken) -> None:
         got = chair.seat.next()
         self._answer(chair, "over" if got is None else "taken", [] if got is None else [got])
@@ -162,7 +207,7 @@ class Desk(Asking):
     def _call_when(self, chair: SeatTaken, go: Callable[[], None], results: int) -> None:
         chair.wanted, chair.wake = results, go
         self._call(chair)
-        if chair.wake is not None and self._asked is not None:  # as the others were told when they were asked
+        if chair.waits_for and self._asked is not None:  # as the others were told when they were asked
             self._more.append((self._referee.size + chair.rank, Frame(Word.WANTED, 0, 0, results)))
 
     def _call(self, chair: SeatTaken) -> None:
@@ -210,9 +255,16 @@ class Desk(Asking):
             if seats[r].deliver(outcome, one):
                 self._chairs[r].news.append((version, started_by, told, len(ranks), now))
 
-    def _answer(self, chair: SeatTaken, how: str = "heard", taken: Sequence[Got] = (), about: object = None) -> None:
+    def _answer(
+        self,
+        chair: SeatTaken,
+        how: str = "heard",
+        taken: Sequence[Got] = (),
+        about: object = None,
+        adds: bool = True,
+    ) -> None:
         seat = chair.seat
         given = [(g.value, (g.version, g.fresh, g.full, g.count, dict(g.contributors))) for g in taken]
         lost = seat.lost
         lost, chair.told_lost = lost[chair.told_lost :], len(lost)
-        self._answers.append(Reply(chair, how, (about, seat.results, lost), given, chair.tray))
+        self._answers.append(Reply(chair, how, (about, seat.results, lost), given, chair.tray, adds))

@@ -72,7 +72,6 @@ class Meetings(Quiet):
             case Word.FINISHED:
                 if self._retired.one_more():
                     for one in self._sharers.values():
-                        one.comes_again(b"")
                         self._show(one, "over")
         answers, self._answers = self._answers, []
         return self._slots.letters(answers)

@@ -1,12 +1,17 @@
 """A worker's side of what a hub keeps as places in memory: it lays vectors down, asks, and adds up what it is told.
 
-Everything happens in the worker's own thread. What processes share is memory, under these rules, which need no lock:
+What processes share is memory, under these rules, which need no lock:
 
 - A slot for deposits is written by its owner alone, before the hub is told of it, and not again before every adder of
   the sum that took it has raised its flag.
 - A sum's slot is written by its adders, each its own stretch, and a stretch is read after its flag is up.
 - Whoever finds that an adder does not get on (it may have been stopped) makes the sum itself, in memory of its own,
   from the same deposits. They were still whole if that adder's flag is still down afterwards: their owners wait for it.
+
+Where a worker looks ahead (see `offbeat.live.partial.ahead`), a second thread of its process hears the answers and
+makes its parts of the sums, while the worker lays down vectors and reads results. ``_books`` protects what both write
+to: the lists of slots in use, of what was told and is being read, and of spare memory. Without it a slot that becomes
+free between two lines of the other thread would be forgotten, or given to two.
 """
 
 from __future__ import annotations
@@ -14,14 +19,16 @@ from __future__ import annotations
 import marshal
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from offbeat.live.carriers.adding import add_up, stretch
 from offbeat.live.carriers.memory import nap
 from offbeat.live.carriers.shelves import Shelves
-from offbeat.live.partial.stacks import DEPOSITS
+from offbeat.live.partial.stacks import DEPOSITS, READS, SEEN
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.transport.hub import Frame, Word, read_frame
@@ -67,6 +74,22 @@ class Answer(NamedTuple):
     events: list[Event]
 
 
+@dataclass
+class Told:
+    """An answer, the sums it tells of, those that this worker has for itself, and memory that holds such."""
+
+    answer: Answer
+    sums: list[Recipe]
+    since_s: float
+    made: dict[int, Vec] = field(default_factory=dict)
+    memory: list[Vec] = field(default_factory=list)
+
+    @property
+    def results(self) -> set[int]:
+        """The sums that are results themselves; others only go into them."""
+        return {k for refs, _ in self.answer.results for member, k, _ in refs if member < 0}
+
+
 class Reader:
     """What every kind of worker's side does. ``rank`` is how the hub knows it; ``heard`` is given every answer."""
 
@@ -87,9 +110,10 @@ class Reader:
         self._poll.register(line, select.POLLIN)
         self._busy: set[int] = set()
         self._until_seen: list[tuple[Recipe, int]] = []  # slots of mine that are free when this sum is complete
-        self._seen = b""  # of each sum that I was told of last, whether it was complete in the end
+        self._told: list[Told] = []  # what may still be read, as far as the hub knows
         self._spare: list[Vec] = []
-        self._lent: list[Vec] = []
+        self._books = threading.Lock()
+        self.listens: Callable[[str], Answer] | None = None  # another thread does, and this waits for what is for us
         self.asked_s = 0.0
         self.hung_up = False
 
@@ -113,21 +137,36 @@ class Reader:
         if frame is None:
             raise self._board.lost("the news from rank 0")
         answer = Answer(*marshal.loads(frame.data))  # quick, and safe from whoever has shown the job's token
-        self._busy.difference_update(answer.freed)
+        with self._books:
+            self._busy.difference_update(answer.freed)
         if self._log is not None:
             self._log += answer.events
         self._heard(answer)
         return answer
 
-    def come_again(self, word: Word, a: int = 0, b: int = 0) -> None:
-        """Say something after which nothing that I was given before is read any more."""
-        seen, self._seen = self._seen, b""
-        self.send(word, a, b, data=seen)
+    def come_again(
+        self, word: Word, a: int = 0, b: int = 0, c: int = -1, read: int | None = None, reads: int = 0
+    ) -> None:
+        """Say something after which nothing that I was given before is read any more.
+
+        Or only the first ``read`` answers are not, and of the next ``reads`` the results are; of later ones nothing is
+        said. Of a sum that has been seen the hub forgets what it was made of: an adder that is stopped in the middle of
+        it would find other deposits in their place.
+        """
+        with self._books:
+            over = len(self._told) if read is None else read
+            told, self._told = self._told[: over + reads], self._told[over:]
+            self._spare = [*self._spare, *(vec for one in told[:over] for vec in one.memory)][:2]
+        said = bytearray()
+        for n, one in enumerate(told):
+            results = one.results if n >= over else ()
+            said += bytes(SEEN * self._is_there(r) | READS * (k in results) for k, r in enumerate(one.sums))
+        self.send(word, a, b, c, data=bytes(said))
 
     def ask(self, word: Word, a: int = 0, data: bytes = b"") -> Answer:
         """What the hub answers at once."""
         self.send(word, a, data=data)
-        return self.wait("an answer of rank 0")
+        return (self.listens or self.wait)("an answer of rank 0")
 
     def wait(self, what: str, look: Callable[[], None] = lambda: None) -> Answer:
         start = time.monotonic()
@@ -151,22 +190,20 @@ class Reader:
         return slot
 
     def _claim(self) -> int:
-        free = set(range(DEPOSITS)) - self._busy
-        if not free:
-            raise OffbeatError(
-                f"{DEPOSITS} deposits of rank {self._board.rank} are being read by workers that stand still"
-            )
-        self._busy.add(min(free))
-        return min(free)
+        with self._books:
+            free = set(range(DEPOSITS)) - self._busy
+            if not free:
+                raise OffbeatError(
+                    f"{DEPOSITS} deposits of rank {self._board.rank} are being read by workers that stand still"
+                )
+            self._busy.add(min(free))
+            return min(free)
 
     def _look_for_free(self) -> None:
-        waiting = []
-        for recipe, slot in self._until_seen:
-            if self._is_there(recipe):
-                self._busy.discard(slot)
-            else:
-                waiting.append((recipe, slot))
-        self._until_seen = waiting
+        with self._books:
+            there = [(recipe, slot, self._is_there(recipe)) for recipe, slot in self._until_seen]
+            self._busy.difference_update(slot for _, slot, complete in there if complete)
+            self._until_seen = [(recipe, slot) for recipe, slot, complete in there if not complete]
 
     def _merge(self) -> None:
         """Many deposits lie in the tray: their sum takes their place, unless one has been taken in the meantime."""
@@ -197,34 +234,44 @@ class Reader:
 
     def vectors(self, answer: Answer) -> list[Vec]:
         """Add up what there is to add, and give the vectors that were answered, to be read until I come again."""
-        self.reclaim()
-        sums, made = [Recipe(*one) for one in answer.sums], dict[int, Vec]()
-        for k, recipe in enumerate(sums):
-            if not recipe.complete and self._rank in recipe.summers:
-                self._make(k, sums, made)
-        out = [self._value(refs, sums, made) for refs, _ in answer.results]
-        self._until_seen += [(sums[k], slot) for k, slot in answer.free_then]
-        # Of one that has been seen the hub forgets what it was made of: an adder that is stopped in the middle of it
-        # would find other deposits in their place.
-        self._seen = bytes(self._is_there(recipe) for recipe in sums)
-        return out
+        return self.read(self.make(answer))
 
-    def _make(self, k: int, sums: list[Recipe], made: dict[int, Vec]) -> None:
+    def make(self, answer: Answer) -> Told:
+        """My parts of the sums."""
+        told = Told(answer, [Recipe(*one) for one in answer.sums], time.monotonic())
+        with self._books:
+            self._told.append(told)
+        for k, recipe in enumerate(told.sums):
+            if not recipe.complete and self._rank in recipe.summers:
+                self._make(k, told)
+        with self._books:
+            self._until_seen += [(told.sums[k], slot) for k, slot in answer.free_then]
+        return told
+
+    def read(self, told: Told, plus: Vec | None = None) -> list[Vec]:
+        """The vectors that were answered, to be read until I come again; ``plus`` is added to each."""
+        return [self._value(refs, told, plus) for refs, _ in told.answer.results]
+
+    def all_there(self, told: Told) -> bool:
+        """Whether nobody else's part is missing."""
+        return all(k in told.made or self._is_there(recipe) for k, recipe in enumerate(told.sums))
+
+    def _make(self, k: int, told: Told) -> None:
         """My part of a sum."""
-        recipe = sums[k]
+        recipe = told.sums[k]
         member, slot = recipe.home
         owner = member == self._rank
         if recipe.private and not owner:
-            out = made[k] = self._memory()
+            out = told.made[k] = self._memory(told)
         else:
             out = self._shelves.vec(member, slot)
-        terms = self._readable(recipe.terms, sums, made)
+        terms = self._readable(recipe.terms, told)
         part = 0 if recipe.private else recipe.summers.index(self._rank)
         for p, tensor in enumerate(out.parts):
             lo, hi = stretch(tensor.numel(), part, len(recipe.parts))
             add_up(tensor, [[(v.parts[p], f) for v, f in term] for term in terms], recipe.divisor, lo, hi)
         if part == 0:
-            used = self._used(recipe.terms, sums)
+            used = self._used(recipe.terms, told.sums)
             if owner:
                 self._shelves.note_used(member, slot, used)
             else:
@@ -233,46 +280,44 @@ class Reader:
             self._shelves.settle()
             self._shelves.raise_flag(member, slot, part, recipe.version)
 
-    def _readable(
-        self, terms: Sequence[Sequence[Ref]], sums: list[Recipe], made: dict[int, Vec]
-    ) -> list[list[tuple[Vec, float]]]:
-        return [
-            [(self._sum(k, sums, made) if m < 0 else self._shelves.vec(m, k), f) for m, k, f in term] for term in terms
-        ]
+    def _readable(self, terms: Sequence[Sequence[Ref]], told: Told) -> list[list[tuple[Vec, float]]]:
+        return [[(self._sum(k, told) if m < 0 else self._shelves.vec(m, k), f) for m, k, f in term] for term in terms]
 
-    def _value(self, refs: Sequence[Ref], sums: list[Recipe], made: dict[int, Vec]) -> Vec:
-        if len(refs) == 1 and refs[0][0] < 0 and refs[0][2] == 1.0:
-            return self._sum(refs[0][1], sums, made)
-        out = self._memory()
-        self._fill(out, [refs], 1, sums, made)
+    def _value(self, refs: Sequence[Ref], told: Told, plus: Vec | None) -> Vec:
+        if len(refs) == 1 and refs[0][0] < 0 and refs[0][2] == 1.0 and plus is None:
+            return self._sum(refs[0][1], told)
+        out = self._memory(told)
+        self._fill(out, [refs], 1, told, plus)
         return out
 
     def _fill(
-        self, out: Vec, terms: Sequence[Sequence[Ref]], divisor: int, sums: list[Recipe], made: dict[int, Vec]
+        self, out: Vec, terms: Sequence[Sequence[Ref]], divisor: int, told: Told, plus: Vec | None = None
     ) -> None:
-        read = self._readable(terms, sums, made)
+        read = self._readable(terms, told)
+        if plus is not None:
+            read[0].append((plus, 1.0))
         for p, tensor in enumerate(out.parts):
             add_up(tensor, [[(v.parts[p], f) for v, f in term] for term in read], divisor)
-        out.used = self._used(terms, sums)
+        out.used = self._used(terms, told.sums)
 
-    def _sum(self, k: int, sums: list[Recipe], made: dict[int, Vec]) -> Vec:
+    def _sum(self, k: int, told: Told) -> Vec:
         """A sum that may be read: where all read it, or a copy of my own."""
-        if k not in made:
-            recipe = sums[k]
-            if not self._comes(recipe):
-                out = self._memory()
-                self._fill(out, recipe.terms, recipe.divisor, sums, made)
+        if k not in told.made:
+            recipe = told.sums[k]
+            if not self._comes(recipe, told.since_s):
+                out = self._memory(told)
+                self._fill(out, recipe.terms, recipe.divisor, told)
                 if not self._is_there(recipe):  # else what we have read may be newer than this sum
-                    made[k] = out
+                    told.made[k] = out
                     return out
             shared = self._shelves.vec(*recipe.home)
-            made[k] = Vec(shared.parts, used=self._shelves.used([recipe.home]))
-        return made[k]
+            told.made[k] = Vec(shared.parts, used=self._shelves.used([recipe.home]))
+        return told.made[k]
 
-    def _comes(self, recipe: Recipe) -> bool:
+    def _comes(self, recipe: Recipe, since_s: float) -> bool:
         """Wait for the others' parts of a sum. False: somebody does not get on."""
         start = time.monotonic()
-        deadline = start + GRACE_S + self._shelves.vector_bytes * len(recipe.terms) / SLOW_BYTES_S
+        deadline = since_s + GRACE_S + self._shelves.vector_bytes * len(recipe.terms) / SLOW_BYTES_S
         while not self._is_there(recipe):
             nap(start)
             if time.monotonic() > deadline:
@@ -295,19 +340,17 @@ class Reader:
     def _like(self) -> Vec:
         return self._shelves.vec(self._rank, 0).zeros_like()
 
-    def _memory(self) -> Vec:
+    def _memory(self, told: Told) -> Vec:
         """Some that may be read until I come again."""
-        self._lent.append(self._spare.pop() if self._spare else self._like())
-        return self._lent[-1]
-
-    def reclaim(self) -> None:
-        """What was given before has been read."""
-        self._spare, self._lent = [*self._spare, *self._lent][:2], []
+        with self._books:
+            spare = self._spare.pop() if self._spare else None
+        told.memory.append(self._like() if spare is None else spare)
+        return told.memory[-1]
 
     def hang_up(self, together: bool) -> None:
         """``together``: so do all others, who have finished too."""
         self.hung_up = True
         self._heard = lambda answer: None
         self._line.close()
-        self._spare, self._lent, self._until_seen = [], [], []
+        self._spare, self._told, self._until_seen = [], [], []
         self._shelves.close(together)

@@ -23,6 +23,7 @@ from typing import Any, cast
 from offbeat.live.transport.hub import Frame, Letter, Word
 from offbeat.rounds.seat import Event
 
+SEEN, READS = 1, 2  # what a worker says of a sum that it was given
 DEPOSITS = 16  # the first slots of a shelf are its worker's, the others the hub's
 
 
@@ -114,14 +115,15 @@ class Guest:
         """What lies in this slot, as a vector."""
         return Stack([(Deposited(self.rank, slot, self.freed), 1.0)])
 
-    def comes_again(self, seen: bytes) -> None:
-        """It no longer reads what it was given; ``seen``: of each sum, whether it has seen it complete."""
-        for k, one in enumerate(self.lent):
+    def comes_again(self, said: bytes) -> None:
+        """Of each sum it was given: whether it has seen it complete, and whether it still reads it."""
+        told, self.lent = self.lent[: len(said)], self.lent[len(said) :]
+        for one, flags in zip(told, said, strict=False):
             if one.private:
                 one.summers = tuple(r for r in one.summers if r != self.rank)
-            if k < len(seen) and seen[k] and not one.complete and not (one.private and one.summers):
+            if flags & SEEN and not one.complete and not (one.private and one.summers):
                 one.seen()
-        self.lent = []
+        self.lent = [one for one, flags in zip(told, said, strict=False) if flags & READS] + self.lent
 
     def merge(self, stack: Stack | None, slot: int, merged: set[int]) -> bool:
         """The worker has added up some of its slots, if they are all still in ``stack``."""
@@ -135,14 +137,24 @@ class Guest:
 
 
 class Reply:
-    """One answer in the making: ``results`` are vectors to be given, each with what is said of it."""
+    """One answer in the making: ``results`` are vectors to be given, each with what is said of it.
 
-    __slots__ = ("about", "chair", "how", "results", "sums", "tray")
+    ``adds``: this worker has come for it. Others hear of it while they compute, and may be long in coming.
+    """
+
+    __slots__ = ("about", "adds", "chair", "how", "results", "sums", "tray")
 
     def __init__(
-        self, chair: Guest, how: str, about: object, results: Sequence[tuple[Any, Any]], tray: Stack | None
+        self,
+        chair: Guest,
+        how: str,
+        about: object,
+        results: Sequence[tuple[Any, Any]],
+        tray: Stack | None,
+        adds: bool = True,
     ) -> None:
         self.chair, self.how, self.about, self.results, self.tray = chair, how, about, results, tray
+        self.adds = adds
         self.sums = _needed(stack for stack, _ in results)
 
 
@@ -162,7 +174,8 @@ class Slots:
         for answer in answers:
             for total in answer.sums:
                 if total.home is None:
-                    self._assign(total, sorted(a.chair.rank for a in answers if total in a.sums))
+                    told = [a for a in answers if total in a.sums]
+                    self._assign(total, sorted(a.chair.rank for a in [a for a in told if a.adds] or told))
         return [self._letter(answer) for answer in answers]
 
     def _assign(self, total: Sum, takers: list[int]) -> None:

@@ -1,6 +1,7 @@
 """A worker's side of a channel whose seats are kept at the hub (see `offbeat.live.partial.desk`).
 
-A second line, with a listener, only answers where this worker is.
+A second line, with a listener, only answers where this worker is. Where results may be late, another thread hears them
+(see `offbeat.live.partial.ahead`).
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import time
 from collections.abc import Callable
 
 from offbeat.live.carriers.shelves import Shelves
+from offbeat.live.partial.ahead import Ahead
 from offbeat.live.partial.coordinator import pack
 from offbeat.live.partial.link import Link
-from offbeat.live.partial.reading import LOOK_S, SOON_S, Answer, Reader
+from offbeat.live.partial.reading import LOOK_S, SOON_S, Answer, Reader, Told
 from offbeat.live.transport import elsewhere
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.hub import Frame, Word
@@ -54,6 +56,8 @@ class Taker:
         self.waited_s, self.wire_bytes = 0.0, 0
         self._reader = Reader(shelves, line, self._rank, board, patience_s, self._heard, log)
         self._link = Link("questions", questions, self._rank, board, patience_s)
+        self._ahead = Ahead(self._reader, shelves, line, board) if channel.rules.late else None
+        self._waits_since: float | None = None
         self._owed: Vec | None = None
         self._wanted = 0  # how many results this worker waits, or has waited, for; the listener alone writes it
         slot = -1 if x is None else self._reader.put(x)
@@ -65,14 +69,48 @@ class Taker:
     def offer(self, x: Vec, step: int) -> list[Got]:
         """Deposit, count or go on; the results to apply."""
         start = time.monotonic()
-        slot = self._reader.put(x)
-        self._reader.come_again(Word.OFFER, slot, step)
-        taken = self._take(self._answer())
+        if self._ahead is not None:
+            taken = self._hand_in(self._ahead, x, step)
+        else:
+            self._reader.come_again(Word.OFFER, self._reader.put(x), step)
+            taken = self._take(self._answer())
         self.waited_s += time.monotonic() - start
         return taken
 
+    def _hand_in(self, ahead: Ahead, x: Vec, step: int) -> list[Got]:
+        """Take what came while the step was computed; the deposit's own result is for the next time."""
+        self._wait_for(ahead.ready_within)
+        told = ahead.take()
+        if self._channel.rules.absent == "shared":  # the newest will do, and knows nothing of this step
+            newest = [one for one in told if one.answer.results][-1:]
+            taken = [got for one in newest for got in self._gots(one, plus=x)]
+        else:
+            taken = [got for one in told for got in self._gots(one)]
+        # After reading: what was told may stand on a deposit whose slot is free by now.
+        ahead.hand_in(self._reader.put(x), step, told)
+        return taken
+
+    def _wait_for(self, within: Callable[[float], bool]) -> None:
+        start = time.monotonic()
+        if within(0.0):
+            return
+        what, self._waits_since = f"round {self.rounds} of {self._channel.name!r}", start
+        if not within(SOON_S):
+            with self._board.waits_for(what), elsewhere.wanting(self._board.name, max(self.rounds + 1, self._wanted)):
+                while not within(LOOK_S):
+                    self._board.check(what)
+                    self._link.check()
+                    if time.monotonic() - start > self._patience_s:
+                        raise self._board.gave_up(self._patience_s, what)
+        self._waits_since = None
+
+    def _stop_looking_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead.stop(self._wait_for)
+
     def finished(self) -> None:
         """No data left: never counts again."""
+        self._stop_looking_ahead()
         self._reader.ask(Word.FINISHED)
 
     def renew(self, x: Vec | None) -> None:
@@ -102,6 +140,7 @@ class Taker:
 
     def stand(self, all_there: Callable[[], bool], agree_on_largest: Callable[[int], int], apply: Apply) -> None:
         """Stand still between two steps until all do, and apply every round that has been started by then."""
+        self._stop_looking_ahead()
         self._reader.ask(Word.STANDS)
         holds = self._channel.holds
         self.renew(holds())
@@ -146,7 +185,6 @@ class Taker:
         """The next result, "over", or, as soon as ``look`` finds something else to do, "nothing"."""
         reader = self._reader
         reader.come_again(Word.NEXT)
-        reader.reclaim()
         while not reader.heard_within(pause_s):
             self._link.check()
             if look():
@@ -161,15 +199,19 @@ class Taker:
             if members > 1:
                 self.wire_bytes += all_reduce_bytes(members, self._nbytes) // members
             if self._trace.keep_rounds:
-                waited = {self._rank: max(0.0, end_s - self._reader.asked_s)}
+                since = self._reader.asked_s if self._ahead is None else self._waits_since
+                waited = {self._rank: 0.0 if since is None else max(0.0, end_s - since)}
                 self._trace.rounds.append(Round.among(self._nodes, version, started_by, shares, waited, end_s))
 
     def _take(self, answer: Answer) -> list[Got]:
-        vectors = self._reader.vectors(answer)
+        return self._gots(self._reader.make(answer))
+
+    def _gots(self, told: Told, plus: Vec | None = None) -> list[Got]:
+        vectors, results = self._reader.read(told, plus), told.answer.results
         elsewhere.saw(self._board.name, self.rounds)
         return [
             Got(version, value, fresh, full, count, contributors)
-            for value, (_, (version, fresh, full, count, contributors)) in zip(vectors, answer.results, strict=True)
+            for value, (_, (version, fresh, full, count, contributors)) in zip(vectors, results, strict=True)
         ]
 
     # The other line.
@@ -194,10 +236,13 @@ class Taker:
 
     def _hang_up(self, together: bool) -> None:
         self._link.abandon()
-        self._reader.hang_up(together)
+        if self._ahead is None or self._ahead.end():
+            self._reader.hang_up(together)
 
     def release(self) -> None:
         self._link.forget_failure()
+        if self._ahead is not None:
+            self._ahead.forget_failure()
 
     def abandon(self) -> None:
         """Hang up without waiting for anybody. What was in no result that came here is still owed."""

@@ -74,6 +74,7 @@ class Word(IntEnum):
     SHIFT = 30  # slot of the difference
     ANSWER = 31
     WANTED = 32  # nothing, how many results this worker waits for
+    NEWEST = 33  # what shared weights have become since they were shown
 
 
 class Frame(NamedTuple):

@@ -31,6 +31,7 @@ class _Chair:
     events: deque[Event]
     offers: tuple[int, Vec] | None = None  # step and work that it wants to deposit
     takes: int | None = None  # the step after which it waits for results
+    upto: int | None = None  # those that it had heard of, where it looks ahead
     rests: bool = False
     stands: bool = False  # for an average of all
     renews: Vec | None = None
@@ -118,14 +119,20 @@ class ReplayedChannel:
                 if step != number or seat.results < seat.needs_first:
                     raise refuse(rank, event, f"step {step} comes next")
                 chair.events.popleft()
-                seat.offer(x, step)
+                chair.upto = chair.events.popleft()[1] if chair.events and chair.events[0][0] == "upto" else None
+                seat.offer(x, step, chair.upto)
                 chair.offers, chair.takes = None, step
+            case "show":
+                if seat.results != number:
+                    raise refuse(rank, event, f"{seat.results} results are there")
+                chair.events.popleft()
+                seat.show()
             case "take":
                 if chair.takes != number or seat.results < seat.needs:
                     raise refuse(rank, event, f"{seat.results} results are there and {seat.needs} are needed")
                 chair.events.popleft()
                 chair.takes = None
-                self._answer(chair, seat.take(number))
+                self._answer(chair, seat.take(number, chair.upto))
             case "finish":
                 if not chair.finishes:
                     return self._waits(rank, chair, event)
