@@ -27,12 +27,18 @@ class Place:
         return self.results <= self.outstanding
 
     def arrive(self, step: int) -> int | None:
-        """A step is over and its work deposited. Answers the round it counts for, or None if it is late and goes on."""
+        """A step is over and its work deposited. Answers the round it counts for, or None if it is late and goes on.
+
+        Where results come a round late, a worker lacks that of the round it arrived for last, and is in time all the
+        same. One that lacks another's is late: if it were not, each of P quick workers would start a round of its own
+        in every step, with one gradient in it, and the optimiser would take P steps for one.
+        """
         if self.rules.catch_up == "every_step":
             self.outstanding = step
             return step if self.results <= step or self.rules.is_full(step) else None
         current = self.results
-        if self.base >= current - self.rules.late or self.rules.is_full(current):
+        lacks = self.rules.late if self.outstanding == current - 1 else 0
+        if self.base >= current - lacks or self.rules.is_full(current):
             self.outstanding = current
             return current
         return None

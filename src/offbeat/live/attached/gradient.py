@@ -51,14 +51,19 @@ class OwnGradient(InPlace):
     def put_into(self, target: Vec, scale: float = 1.0) -> Vec:
         if self._gathered is not None:
             return super().put_into(target, scale)
+        views, params = self._flat.views_of(target), self._flat.params
+        dense = [p.grad for p in params if p.grad is not None and p.grad.layout == torch.strided]
         with torch.no_grad():
-            for view, p in zip(self._flat.layout.views(target.parts), self._flat.params, strict=True):
-                if p.grad is None:
-                    view.zero_()
-                elif scale == 1.0:
-                    view.copy_(p.grad)
-                else:
-                    torch.mul(p.grad, scale, out=view)
+            if scale == 1.0 and len(dense) == len(params):
+                torch._foreach_copy_(views, dense)  # one call: many small ones take longer than the copying
+            else:
+                for view, p in zip(views, params, strict=True):
+                    if p.grad is None:
+                        view.zero_()
+                    elif scale == 1.0:
+                        view.copy_(p.grad)
+                    else:
+                        torch.mul(p.grad, scale, out=view)
         target.used = self.used
         return target
 
