@@ -31,7 +31,7 @@ def test_list_writes_the_cards_with_their_settings(tmp_path: Path) -> None:
     assert run(f"list --json {tmp_path}/cards.json") == 0
     methods = {m["name"]: m for m in json.loads((tmp_path / "cards.json").read_text())["methods"]}
     assert list(methods) == list(ob.STRATEGIES)
-    assert methods["local_sgd"]["settings"] == {"period": 8, "codec": None}
+    assert methods["local_sgd"]["settings"] == {"period": 8, "codec": None, "pace": "equal"}
     assert methods["local_sgd"]["axes"]["when"] == "every H steps"
 
 
@@ -65,7 +65,7 @@ def test_a_simulated_run_is_the_one_that_the_library_makes(tmp_path: Path, capsy
     (seen,) = json.loads(file.read_text())["runs"]
     assert seen == {
         "strategy": "local_sgd",
-        "settings": {"period": 4, "codec": "int8"},
+        "settings": {**ob.local_sgd().settings, "period": 4, "codec": "int8"},
         "mode": "simulated",
         "task": "regression",
         "workers": 3,
@@ -100,7 +100,8 @@ def test_compare_measures_the_first_strategy_against_the_others_under_the_same_d
         assert other["delay"] == first["delay"]
         assert f"{first['seconds'] / other['seconds']:.2f}×" in shown
         assert other["seconds"] < first["seconds"]
-    assert [other["settings"] for other in others] == [{"period": 2, "codec": None}, {"period": 4, "codec": "qsgd8"}]
+    usual = dict(ob.local_sgd().settings)
+    assert [other["settings"] for other in others] == [usual | {"period": 2}, usual | {"period": 4, "codec": "qsgd8"}]
 
 
 def test_compare_has_strategies_of_its_own_choice(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ STALENESS: Choice = lambda workers, drawn: st.none() if drawn["sync"] == "barrie
 CHOICES: dict[str, dict[str, Choice]] = {
     "allreduce": {},
     "qsgd": {"bits": whole(2, 16), "bucket": one(1, 3, 512)},
-    "local_sgd": {"period": whole(1, 5), "codec": codecs},
+    "local_sgd": {"period": whole(1, 5), "codec": codecs, "pace": one("equal", "equal", "speed")},
     "adaptive": {
         "period": whole(1, 4), "sampling": one(0.25, 1.0, 3.0), "low": one(0.0, 0.7), "high": one(0.9, 1.3, 9.0),
         "cap": whole(4, 8), "codec": codecs,
@@ -94,7 +94,8 @@ CHOICES: dict[str, dict[str, Choice]] = {
     "matcha": {"graph": graphs, "budget": one(0.2, 0.5, 1.0), "codec": codecs},
     "diloco": {
         "period": one(1, 2, 4, 6), "outer_lr": one(0.0, 0.7, 1.0), "outer_momentum": one(0.0, 0.9),
-        "fragments": one(1, 1, 2), "overlap": whole(0, 2), "merge": one(0.0, 0.5, 1.0), "codec": codecs,
+        "fragments": one(1, 1, 2), "overlap": whole(0, 2), "merge": one(0.0, 0.5, 1.0),
+        "codec": codecs, "pace": one("equal", "equal", "speed"),
     },
     "noloco": {
         "period": whole(1, 4), "outer_lr": one(0.0, 0.7, 1.0), "outer_momentum": one(0.0, 0.5), "pull": one(None, 0.3),

@@ -35,6 +35,9 @@ STRATEGIES = (
     ob.nonblocking(4, over="server"),
     ob.nonblocking(4, over="ring"),
     ob.local_sgd(3),
+    ob.local_sgd(4, pace="speed"),
+    ob.local_sgd(3, pace="speed", codec=ob.codec.qsgd(8)),
+    ob.diloco(4, pace="speed"),
     ob.matcha(),
 )
 
