@@ -75,6 +75,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "sync": one("barrier", "bounded"), "staleness": STALENESS, "late": one(0, 1), "per_node": per_node,
         "codec": codecs,
     },
+    "msync": {"m": one("75%", "2 workers", 1, 2, 3, 0.25, 0.5, 0.9, 1.0), "codec": codecs},
     "wagma": {
         "group": lambda workers, drawn: st.none() | st.integers(1, workers), "tau": one(None, 1, 3, 10),
         "wait": WAITS, "merge": one("paper", "correct"), "catch_up": one("current", "every_step"),

@@ -21,6 +21,8 @@ TIMED: dict[str, ob.Strategy] = {
     "eager, coded": ob.eager(codec=ob.codec.qsgd(8)),
     "eager, coded in small buckets": ob.eager(codec=ob.codec.int8(bucket=7)),
     "eager, in nodes": ob.eager(per_node=2),
+    "msync": ob.msync(),
+    "msync, coded": ob.msync(0.5, ob.codec.qsgd(8)),
     "wagma": ob.wagma(),
     "wagma, tau 3": ob.wagma(tau=3),
     "wagma, correct": ob.wagma(merge="correct"),

@@ -24,6 +24,7 @@ STRATEGIES = (
     ob.eager(catch_up="every_step"),
     ob.eager(codec=ob.codec.qsgd(8)),
     ob.eager(per_node=2),
+    ob.msync(0.5),
     ob.wagma(),
     ob.wagma(merge="correct"),
     ob.wagma(late=1),
