@@ -31,7 +31,7 @@ def test_list_writes_the_cards_with_their_settings(tmp_path: Path) -> None:
     assert run(f"list --json {tmp_path}/cards.json") == 0
     methods = {m["name"]: m for m in json.loads((tmp_path / "cards.json").read_text())["methods"]}
     assert list(methods) == list(ob.STRATEGIES)
-    assert methods["local_sgd"]["settings"] == {"period": 8, "codec": None, "pace": "equal"}
+    assert methods["local_sgd"]["settings"] == {"period": 8, "codec": None, "pace": "equal", "moments": None}
     assert methods["local_sgd"]["axes"]["when"] == "every H steps"
 
 

@@ -57,13 +57,15 @@ def graphs(workers: int, drawn: Settings) -> st.SearchStrategy[Any]:
 WAITS = one("first", "majority", "everyone", 1, 2, 3, 0.25, 0.5, 0.9)
 STALENESS: Choice = lambda workers, drawn: st.none() if drawn["sync"] == "barrier" else st.sampled_from([None, 1, 2, 5])  # noqa: E731
 
+MOMENTS = one(None, None, 1, 3, "1/1", "2/1")
+
 CHOICES: dict[str, dict[str, Choice]] = {
     "allreduce": {},
     "qsgd": {"bits": whole(2, 16), "bucket": one(1, 3, 512)},
-    "local_sgd": {"period": whole(1, 5), "codec": codecs, "pace": one("equal", "equal", "speed")},
+    "local_sgd": {"period": whole(1, 5), "codec": codecs, "pace": one("equal", "equal", "speed"), "moments": MOMENTS},
     "adaptive": {
         "period": whole(1, 4), "sampling": one(0.25, 1.0, 3.0), "low": one(0.0, 0.7), "high": one(0.9, 1.3, 9.0),
-        "cap": whole(4, 8), "codec": codecs,
+        "cap": whole(4, 8), "codec": codecs, "moments": MOMENTS,
     },
     "dasgd": {
         "period": whole(1, 5), "delay": lambda workers, drawn: st.integers(0, drawn["period"] - 1),
