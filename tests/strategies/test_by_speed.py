@@ -35,9 +35,10 @@ def test_workers_of_equal_speed_end_with_the_bits_of_an_equal_pace(name: str, wo
     assert torch.equal(speed.final, equal.final)
 
 
-def test_the_paper_s_rule_gives_each_worker_its_share_of_the_steps() -> None:
-    assert pacing.in_proportion(10, [10] * 4, [10 * s for s in DILOCO_S]) == [10, 7, 3, 1]
-    assert pacing.in_proportion(50, [50] * 4, [50 * s for s in DILOCO_S]) == [50, 38, 19, 8]
+def test_each_worker_is_given_its_share_of_the_steps() -> None:
+    assert pacing.in_proportion(10, [10] * 4, [10 * s for s in DILOCO_S]) == [10, 8, 4, 1]
+    assert pacing.in_proportion(50, [50] * 4, [50 * s for s in DILOCO_S]) == [50, 40, 20, 9]
+    assert pacing.in_proportion(10, [10, 10], [10.0, 10.03]) == [10, 10], "a third of a percent is no reason"
     assert pacing.in_proportion(4, [4, 4], [0.4, 40.0]) == [4, 1], "one step at least"
     assert pacing.in_proportion(4, [4, 0, 2], [0.4, 0.0, 0.4]) == [4, 4, 2], "who took no step has no speed"
     assert pacing.in_proportion(4, [3, 4], [0.0, 0.0]) == [4, 4], "nor has anybody where time stands still"
@@ -77,7 +78,9 @@ def by_hand(H: int, seconds: tuple[float, ...], steps: int) -> Tensor:
             break
         w = (torch.tensor(took, dtype=torch.float64) / sum(took) @ w).expand_as(w).clone()
         fastest = max(1 / s for s, n in zip(seconds, took, strict=True) if n)
-        plan = [max(1, math.floor(1 / s / fastest * H + 1e-9)) if n else H for s, n in zip(seconds, took, strict=True)]
+        plan = [
+            max(1, min(H, math.floor(1.05 / s / fastest * H))) if n else H for s, n in zip(seconds, took, strict=True)
+        ]
     return w.mean(0)
 
 
@@ -99,8 +102,18 @@ def share_of_throughput(strategy: ob.Strategy, seconds: float) -> float:
 @pytest.mark.parametrize("method", ["local_sgd", "diloco"])
 def test_chronically_slow_workers_cost_a_tenth_instead_of_two_thirds(method: str) -> None:
     assert share_of_throughput(ob.strategy(method, period=10), 2000) == pytest.approx(0.30, abs=0.02)
-    assert share_of_throughput(ob.strategy(method, period=10, pace="speed"), 2000) == pytest.approx(0.90, abs=0.02)
-    assert share_of_throughput(ob.strategy(method, period=50, pace="speed"), 20_000) == pytest.approx(0.99, abs=0.02)
+    assert share_of_throughput(ob.strategy(method, period=10, pace="speed"), 2000) > 0.90
+    assert share_of_throughput(ob.strategy(method, period=50, pace="speed"), 20_000) > 0.96
+
+
+def test_workers_that_are_nearly_alike_lose_nothing() -> None:
+    """Rounded down, all but the fastest would be a step short: a tenth of the work."""
+    spec = ob.delays.profile("bytedance-st")
+    equal, speed = (
+        ob.simulate(ob.local_sgd(10, pace=pace), None, 16, seconds=200.0, compute_s=spec, network=AT_ONCE)
+        for pace in ("equal", "speed")
+    )
+    assert sum(speed.gradients) > 0.99 * sum(equal.gradients)
 
 
 def test_a_worker_that_becomes_slow_is_given_fewer_steps_from_the_next_period_on() -> None:

@@ -58,15 +58,18 @@ def sampling_steps(sampling: float, period: int, horizon: int | None) -> float:
     return sampling * horizon if horizon is not None else 25 * period if sampling else 0
 
 
-ROUNDING = 1e-6  # so that a worker as fast as the fastest is not one step short
+SLACK = 0.05
 
 
 def in_proportion(period: int, steps: Sequence[int], seconds: Sequence[float]) -> list[int]:
     """How many steps each worker takes until the next average: ⌊v_k / max v · H⌋, at least 1 (DyLU).
 
     v_k = steps / seconds, as measured since the last average. Who has no speed, since it took no step or no time, is
-    taken for as fast as the fastest.
+    taken for as fast as the fastest. A worker may be late by the ``SLACK``: without it, of equal workers with the least
+    noise all but one would be a step short.
     """
     speeds = [n / s if n and s > 0 else None for n, s in zip(steps, seconds, strict=True)]
     fastest = max((v for v in speeds if v is not None), default=1.0)
-    return [period if v is None else max(1, math.floor(v / fastest * period + ROUNDING)) for v in speeds]
+    return [
+        period if v is None else max(1, min(period, math.floor((1 + SLACK) * v / fastest * period))) for v in speeds
+    ]

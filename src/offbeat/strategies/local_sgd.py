@@ -49,14 +49,15 @@ def local_sgd(
     *When it helps*: a thin network, or steps whose unevenness averages out over H of them before anyone waits.
     *When it hurts*: a large H lets the replicas drift, and accuracy falls; a chronically slow worker is still waited
     for, unless ``pace="speed"``. That wants data that is handed out as it is used: where every worker has the same
-    number of batches, the fast ones are through early. Such a run cannot be stopped and resumed, or averaged, half-way.
+    number of batches, the fast ones are through early. Such a run cannot be stopped and resumed, or averaged, half-way;
+    and where lateness is chance, the speeds of one period say nothing of the next.
     First moments that are averaged more often than the second ones, DES-LOC's own ``"3/6"``, let Adam diverge where
     some gradients are zero on some workers.
     *Suggested settings*: period 4 to 16; a shorter one early in training (or ``adaptive``, which finds it). With
     ``pace="speed"`` at least as long as the slowest worker is slower than the fastest, better ten times that.
-    *Departures*: ``pace`` and ``moments`` are of other papers. In the one averages are asynchronous; speeds are here
-    those of the last period, of computing alone. In the other the second moments are averaged half as often as the
-    first.
+    *Departures*: ``pace`` and ``moments`` are of other papers. In the one averages are asynchronous and nobody may
+    be late, here by 5%; speeds are those of the last period, of computing alone. In the other the second moments are
+    averaged half as often as the first.
 
     Example: ``ob.local_sgd(period=8, codec=ob.codec.qsgd(bits=8))``
     """
