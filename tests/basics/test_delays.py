@@ -242,6 +242,6 @@ def test_delays_say_what_they_are_in_words() -> None:
         "Pareto from 100 ms, alpha 1.8, cut at 20 medians",
         "100 ms, but 400 ms in 20% of steps",
         "uniform from 100 ms to 200 ms",
-        "a trace of 3 steps",
+        "a trace of 3 steps of 2 ranks",
         "1 random rank a step late by 1 s + every rank 500 ms + exponential with mean 100 ms",
     ]

@@ -31,7 +31,7 @@ def test_list_writes_the_cards_with_their_settings(tmp_path: Path) -> None:
     assert run(f"list --json {tmp_path}/cards.json") == 0
     methods = {m["name"]: m for m in json.loads((tmp_path / "cards.json").read_text())["methods"]}
     assert list(methods) == list(ob.STRATEGIES)
-    assert methods["local_sgd"]["settings"] == {"period": 8, "codec": None}
+    assert methods["local_sgd"]["settings"] == {"period": 8, "codec": None, "pace": "equal", "moments": None}
     assert methods["local_sgd"]["axes"]["when"] == "every H steps"
 
 
@@ -65,7 +65,7 @@ def test_a_simulated_run_is_the_one_that_the_library_makes(tmp_path: Path, capsy
     (seen,) = json.loads(file.read_text())["runs"]
     assert seen == {
         "strategy": "local_sgd",
-        "settings": {"period": 4, "codec": "int8"},
+        "settings": {**ob.local_sgd().settings, "period": 4, "codec": "int8"},
         "mode": "simulated",
         "task": "regression",
         "workers": 3,
@@ -100,7 +100,8 @@ def test_compare_measures_the_first_strategy_against_the_others_under_the_same_d
         assert other["delay"] == first["delay"]
         assert f"{first['seconds'] / other['seconds']:.2f}×" in shown
         assert other["seconds"] < first["seconds"]
-    assert [other["settings"] for other in others] == [{"period": 2, "codec": None}, {"period": 4, "codec": "qsgd8"}]
+    usual = dict(ob.local_sgd().settings)
+    assert [other["settings"] for other in others] == [usual | {"period": 2}, usual | {"period": 4, "codec": "qsgd8"}]
 
 
 def test_compare_has_strategies_of_its_own_choice(tmp_path: Path) -> None:
@@ -125,6 +126,33 @@ def test_computation_can_be_spread(tmp_path: Path) -> None:
     line = "simulate allreduce --task none --workers 4 --steps 9 --compute 'lognormal 100ms 0.5'"
     assert run(f"{line} --json {file}") == 0
     assert json.loads(file.read_text())["runs"][0]["wait_fraction"] > 0.1
+
+
+def test_computation_can_be_as_it_was_measured_elsewhere(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "run.json"
+    line = f"simulate allreduce --task none --workers 4 --steps 9 --bandwidth 1000Gbps --latency 0s --json {file}"
+    assert run(f"{line} --compute 'async-diloco 1.13s'") == 0
+    assert json.loads(file.read_text())["runs"][0]["seconds"] == pytest.approx(9 * 3.33, rel=0.01)
+    assert "computation: async-diloco with median 1.13 s" in capsys.readouterr().out
+    (tmp_path / "mine.csv").write_text("step,rank,seconds\n0,0,0.25\n")
+    assert run(f"{line} --compute {tmp_path}/mine.csv") == 0
+    assert json.loads(file.read_text())["runs"][0]["seconds"] == pytest.approx(9 * 0.25, rel=0.01)
+
+
+def test_computation_can_be_that_of_a_run_that_was_kept(tmp_path: Path, capsys: Captured) -> None:
+    file, kept = tmp_path / "run.json", tmp_path / "kept"
+    line = f"simulate allreduce --task none --workers 3 --steps 6 --bandwidth 1000Gbps --latency 0s --json {file}"
+    assert run(f"{line} --compute 'lognormal 100ms 0.5' --delay 'rank 1 50ms' --seed 3 --report {kept}") == 0
+    first = json.loads(file.read_text())["runs"][0]
+    assert run(f"{line} --compute {kept}") == 0
+    again = json.loads(file.read_text())["runs"][0]
+    assert again["seconds"] == pytest.approx(first["seconds"], rel=1e-4)
+    assert again["wait_fraction"] == pytest.approx(first["wait_fraction"], rel=1e-3)
+    assert run(f"compare allreduce local_sgd --task none --workers 2 --steps 3 --report {kept}") == 0
+    capsys.readouterr()
+    assert run(f"{line} --compute {kept}") == 2
+    assert "holds 2 runs; name one of its files: 01-allreduce.jsonl, 02-local-sgd.jsonl" in capsys.readouterr().err
+    assert run(f"{line} --compute {kept}/02-local-sgd.jsonl") == 0
 
 
 def test_a_diverged_run_is_null_in_json_and_says_so(
@@ -159,6 +187,9 @@ WRONG = {
     "simulate allreduce --workers many": "--workers: 'many' is not a number such as",
     "simulate allreduce --steps 5 --seconds 2s": "a run has one end, but --steps 5 and --seconds 2s were given",
     "simulate allreduce --compute 5": "--compute: '5' is not a duration: it has no unit",
+    "simulate allreduce --compute bytedance": "--compute: the delay 'bytedance' is not understood; did you mean",
+    "simulate allreduce --compute mine.csv": "--compute: the trace mine.csv cannot be read: No such file",
+    "simulate allreduce --compute mine.jsonl": "--compute: there is no trace mine.jsonl; name a folder that --report",
     "simulate allreduce --bandwidth 0Gbps": "--bandwidth: a rate of '0Gbps' would never deliver anything",
     "simulate allreduce --latency -1ms": "--latency: '-1ms' is not a duration",
     "simulate allreduce --algorithm tree": "no all-reduce is called 'tree'; use 'ring' or 'halving_doubling'",

@@ -210,7 +210,7 @@ def check_counts(case: Case, run: ob.Run, seen: Seen) -> None:
         for step in range(taken)
     }
     how = case.strategy.settings
-    if case.strategy.name == "eager" and how["stale"] == "drop":
+    if case.strategy.name == "msync" or (case.strategy.name == "eager" and how["stale"] == "drop"):
         lost = {case.slot(rank, step) for rank, step in run.lost}
         assert lost <= set(due)
         due = {slot: times for slot, times in due.items() if slot not in lost}
@@ -238,6 +238,8 @@ def conserves(case: Case) -> bool:
     how: Any = case.strategy.settings
     name = case.strategy.name
     coded = how.get("codec") is not None and case.workers > 1
+    if how.get("pace") == "speed" and case.workers > 1:  # who is slow counts for less
+        return False
     if name == "eager":
         return how["stale"] != "fade" and how["apply"] == "queue" and not coded
     if name == "wagma":
@@ -283,7 +285,7 @@ def check_replicas(case: Case, seen: Seen) -> None:
     """Before the closing average: equal on all where the method says so, and within a node always."""
     how: Any = case.strategy.settings
     name = case.strategy.name
-    equal = name in ("allreduce", "qsgd") or (name == "eager" and how["apply"] == "queue")
+    equal = name in ("allreduce", "qsgd", "msync") or (name == "eager" and how["apply"] == "queue")
     equal |= name == "nonblocking" and how["over"] in ("allreduce", "server")
     together = case.workers if equal else how.get("per_node", 1)
     for rank in range(case.workers):
@@ -292,7 +294,7 @@ def check_replicas(case: Case, seen: Seen) -> None:
 
 def check_staleness(case: Case, run: ob.Run) -> None:
     versions = [r.version for r in run.trace.rounds]
-    if case.strategy.name in ("eager", "wagma"):
+    if case.strategy.name in ("eager", "msync", "wagma"):
         assert versions == list(range(len(versions)))
     if case.strategy.settings.get("sync") == "bounded":
         how: Any = case.strategy.settings

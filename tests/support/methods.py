@@ -57,13 +57,15 @@ def graphs(workers: int, drawn: Settings) -> st.SearchStrategy[Any]:
 WAITS = one("first", "majority", "everyone", 1, 2, 3, 0.25, 0.5, 0.9)
 STALENESS: Choice = lambda workers, drawn: st.none() if drawn["sync"] == "barrier" else st.sampled_from([None, 1, 2, 5])  # noqa: E731
 
+MOMENTS = one(None, None, 1, 3, "1/1", "2/1")
+
 CHOICES: dict[str, dict[str, Choice]] = {
     "allreduce": {},
     "qsgd": {"bits": whole(2, 16), "bucket": one(1, 3, 512)},
-    "local_sgd": {"period": whole(1, 5), "codec": codecs},
+    "local_sgd": {"period": whole(1, 5), "codec": codecs, "pace": one("equal", "equal", "speed"), "moments": MOMENTS},
     "adaptive": {
         "period": whole(1, 4), "sampling": one(0.25, 1.0, 3.0), "low": one(0.0, 0.7), "high": one(0.9, 1.3, 9.0),
-        "cap": whole(4, 8), "codec": codecs,
+        "cap": whole(4, 8), "codec": codecs, "moments": MOMENTS,
     },
     "dasgd": {
         "period": whole(1, 5), "delay": lambda workers, drawn: st.integers(0, drawn["period"] - 1),
@@ -75,6 +77,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "sync": one("barrier", "bounded"), "staleness": STALENESS, "late": one(0, 1), "per_node": per_node,
         "codec": codecs,
     },
+    "msync": {"m": one("75%", "2 workers", 1, 2, 3, 0.25, 0.5, 0.9, 1.0), "codec": codecs},
     "wagma": {
         "group": lambda workers, drawn: st.none() | st.integers(1, workers), "tau": one(None, 1, 3, 10),
         "wait": WAITS, "merge": one("paper", "correct"), "catch_up": one("current", "every_step"),
@@ -94,7 +97,8 @@ CHOICES: dict[str, dict[str, Choice]] = {
     "matcha": {"graph": graphs, "budget": one(0.2, 0.5, 1.0), "codec": codecs},
     "diloco": {
         "period": one(1, 2, 4, 6), "outer_lr": one(0.0, 0.7, 1.0), "outer_momentum": one(0.0, 0.9),
-        "fragments": one(1, 1, 2), "overlap": whole(0, 2), "merge": one(0.0, 0.5, 1.0), "codec": codecs,
+        "fragments": one(1, 1, 2), "overlap": whole(0, 2), "merge": one(0.0, 0.5, 1.0),
+        "codec": codecs, "pace": one("equal", "equal", "speed"),
     },
     "noloco": {
         "period": whole(1, 4), "outer_lr": one(0.0, 0.7, 1.0), "outer_momentum": one(0.0, 0.5), "pull": one(None, 0.3),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import offbeat as ob
 
 IN_NODES = {"eager, in nodes", "wagma, in nodes"}
+BY_SPEED = {"local_sgd, by speed", "local_sgd, by speed and coded", "diloco, by speed"}  # never averaged half-way
 IN_SMALL_BUCKETS = "coded in small buckets"  # which several workers own; a record holds a codec by its name alone
 TIMED: dict[str, ob.Strategy] = {
     "eager": ob.eager(),
@@ -20,6 +21,8 @@ TIMED: dict[str, ob.Strategy] = {
     "eager, coded": ob.eager(codec=ob.codec.qsgd(8)),
     "eager, coded in small buckets": ob.eager(codec=ob.codec.int8(bucket=7)),
     "eager, in nodes": ob.eager(per_node=2),
+    "msync": ob.msync(),
+    "msync, coded": ob.msync(0.5, ob.codec.qsgd(8)),
     "wagma": ob.wagma(),
     "wagma, tau 3": ob.wagma(tau=3),
     "wagma, correct": ob.wagma(merge="correct"),
@@ -44,7 +47,10 @@ TIMED: dict[str, ob.Strategy] = {
     "matcha": ob.matcha(),
     "noloco": ob.noloco(3),
     "local_sgd": ob.local_sgd(3),
+    "local_sgd, by speed": ob.local_sgd(4, pace="speed"),
+    "local_sgd, by speed and coded": ob.local_sgd(4, pace="speed", codec=ob.codec.qsgd(8)),
     "adaptive": ob.adaptive(2, sampling=4),
     "dasgd": ob.dasgd(3, delay=2),
     "diloco": ob.diloco(4, fragments=2, overlap=1),
+    "diloco, by speed": ob.diloco(4, pace="speed"),
 }

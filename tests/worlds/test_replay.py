@@ -24,6 +24,7 @@ STRATEGIES = (
     ob.eager(catch_up="every_step"),
     ob.eager(codec=ob.codec.qsgd(8)),
     ob.eager(per_node=2),
+    ob.msync(0.5),
     ob.wagma(),
     ob.wagma(merge="correct"),
     ob.wagma(late=1),
@@ -35,6 +36,9 @@ STRATEGIES = (
     ob.nonblocking(4, over="server"),
     ob.nonblocking(4, over="ring"),
     ob.local_sgd(3),
+    ob.local_sgd(4, pace="speed"),
+    ob.local_sgd(3, pace="speed", codec=ob.codec.qsgd(8)),
+    ob.diloco(4, pace="speed"),
     ob.matcha(),
 )
 

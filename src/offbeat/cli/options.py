@@ -14,6 +14,7 @@ import typer
 from offbeat import delays, tasks
 from offbeat.basics.units import format_count, format_rate, format_seconds, parse_count, parse_rate, parse_seconds
 from offbeat.delays import Seconds
+from offbeat.report.folder import recorded
 from offbeat.sim import Network
 from offbeat.tasks.task import Task
 
@@ -45,10 +46,19 @@ Delay = Annotated[
 ]
 Compute = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="A step's computation: 100ms, or spread, as --delay has it.  [default: 100ms]"),
+    typer.Option(
+        metavar="TIME",
+        help="A step's computation: 100ms; spread, as --delay has it; as measured elsewhere, with a median of one's "
+        f"own or without, 'bytedance-se 300ms' (of {', '.join(delays.PROFILES)}); or by yourself: a file mine.csv with "
+        "the columns step, rank, seconds, or the folder of a run that --report kept.  [default: 100ms]",
+    ),
 ]
 LiveCompute = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Sleep so long in each step, for a model larger than the task's.")
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="Sleep so long in each step, for a model larger than the task's: whatever simulate --compute takes.",
+    ),
 ]
 Bandwidth = Annotated[str | None, typer.Option(metavar="RATE", help="Of each worker's link.  [default: 10Gbps]")]
 Latency = Annotated[str | None, typer.Option(metavar="TIME", help="Of each message.  [default: 50us]")]
@@ -270,7 +280,9 @@ def _delays(text: str) -> Seconds | None:
 
 
 def _compute(text: str) -> Seconds:
-    """A duration, or a distribution in the words of ``--delay``."""
-    if any(text.strip().lower().startswith(word) for word in ("exponential", "lognormal", "pareto")) or "+" in text:
+    """A duration, a distribution in the words of ``--delay``, or a run that was kept."""
+    if Path(text).is_dir() or text.endswith(".jsonl"):
+        return _read("--compute", lambda place: delays.trace(recorded(Path(place))), text)
+    if text.strip()[:1].isalpha() or text.endswith(".csv") or "+" in text:
         return _read("--compute", delays.parse, text) or 0.0
     return _read("--compute", parse_seconds, text)

@@ -4,8 +4,9 @@
   a `Strategy` is a method with its settings, a `Body` its coroutine, a `Card` what is told of it
 * **one worker**: `Replica`, what a body calls ``me``, and what it has `Reported`
 * **requests**: `Grad`, `GradMix`, `Mix`, `Begin`, `Finish`; partial rounds: `Channel`, `Open`, `Got`, with `Rules`;
-  micro-batches: `Batch`, `Done`, with a `Stop`; shared weights: `Share`, `Meet`, `Add`, `Retire`. ``me.steps()`` asks
-  `Next` for a `Turn`; a channel's ``mix`` and ``rest`` are `Offer` and `Rest`; what was begun is a `Ticket`
+  micro-batches: `Batch`, `Done`, with a `Stop`; shared weights: `Share`, `Meet`, `Add`, `Retire`; one's own time:
+  `Spent`. ``me.steps()`` asks `Next` for a `Turn`; a channel's ``mix`` and ``rest`` are `Offer` and `Rest`; what was
+  begun is a `Ticket`
 * **values**: `Vec`, `pack`, `unpack`, `scalar`; `Mixing`, `Edge`, `Nodes`; `Codec`, `sent_to`, `nothing_lost`
 * **modules**: `topology` and its `matchings` (with whom), `waiting` (for whom), `codec` (in how many bytes), `pacing`
   (how often), `micro` (in how many pieces), `draw` (chance that all workers agree on), `units` (numbers in words)
@@ -39,6 +40,7 @@ from offbeat.method.effects import (
     Rest,
     Retire,
     Share,
+    Spent,
     Ticket,
     Turn,
 )
@@ -89,6 +91,7 @@ __all__ = [
     "Retire",
     "Rules",
     "Share",
+    "Spent",
     "Stop",
     "Strategy",
     "Ticket",

@@ -87,6 +87,11 @@ class GradMix(Effect[Vec | None]):
         _keeps_what_it_leaves_out(self.codec, None)
 
 
+@dataclass(frozen=True, slots=True)
+class Spent(Effect[float]):
+    """How many seconds my own steps have taken since I asked last: computing and being late, not exchanging."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Mix(Effect[Vec]):
     """Exchange ``x`` along my row of ``W``: Σ_j W[me, j] · x_j.
@@ -257,7 +262,7 @@ class Retire(Effect[Vec]):
     """I have no data left. My shared weights when nobody can change them any more: all have retired."""
 
 
-CLOSED_SET = (Next, Grad, GradMix, Batch, Mix, Begin, Finish, Open, Offer, Rest, Share, Meet, Add, Retire)
+CLOSED_SET = (Next, Grad, GradMix, Batch, Spent, Mix, Begin, Finish, Open, Offer, Rest, Share, Meet, Add, Retire)
 
 
 def not_ours(effect: object) -> TypeError:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 from offbeat.method.effects import Next, Turn
 from offbeat.method.facts import Reported
+from offbeat.method.moments import Moments
 from offbeat.tensors.vector import Vec, pack
 from offbeat.topology.hierarchy import Nodes
 
@@ -34,6 +35,7 @@ class Replica:
         horizon: int | None = None,
         after: Callable[[], None] = lambda: None,
         parameters: int = 0,
+        states: Callable[[], Mapping[Any, Mapping[str, Any]]] = dict,
     ) -> None:
         self.rank, self.size, self.seed, self.horizon = rank, size, seed, horizon
         self.x, self.parameters = x, parameters
@@ -42,7 +44,7 @@ class Replica:
         self.memory = SimpleNamespace()
         self.reported = Reported()
         self._update = update
-        self._groups, self._after = groups, after
+        self._groups, self._after, self._states = groups, after, states
 
     @property
     def lr(self) -> float:
@@ -69,6 +71,10 @@ class Replica:
                 group["lr"] = rate
         self._after()
 
+    def moments(self, order: int) -> Moments:
+        """A copy of the inner optimiser's averages of gradients (``order`` 1) or of their squares (2), as a vector."""
+        return Moments(order, self.x, self._groups(), self._states())
+
     def steps(self) -> Steps:
         """The steps of the run, from where it stands (after a resume not from 0); everybody takes all of them."""
         return Steps(self, None)
@@ -81,7 +87,7 @@ class Replica:
     def release(self) -> None:
         """The run is over: let go of the weights' memory. What the strategy remembers stays, for a checkpoint."""
         self.x = self.model = Vec(())
-        self._update = lambda g: None
+        self._update, self._states = lambda g: None, dict
 
     def recall(self, **first: Any) -> SimpleNamespace:
         """What this strategy remembers across a checkpoint: numbers, ``None``, vectors, and lists of these.

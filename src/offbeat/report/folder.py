@@ -32,6 +32,10 @@ class Recording:
     finished_s: tuple[float, ...]
     wait_s: tuple[float, ...]
 
+    @property
+    def workers(self) -> int:
+        return self.record.workers
+
 
 @dataclass(frozen=True)
 class Story:
@@ -105,6 +109,23 @@ def read(folder: Path) -> Story:
         recordings=recordings,
         notes=notes,
     )
+
+
+def recorded(place: Path) -> Recording:
+    """The one run of a folder, or the run of a trace file in it. A ValueError says why it cannot be used."""
+    if not place.is_dir():
+        notes: list[str] = []
+        if not place.exists():
+            raise ValueError(f"there is no trace {place}; name a folder that --report made, or a .jsonl file in it")
+        recording = _read_trace(place, notes)
+        if recording is None:
+            raise ValueError(" ".join(notes))
+        return recording
+    recordings = read(place).recordings
+    if len(recordings) > 1:
+        names = ", ".join(file.name for file in sorted(place.glob("[0-9]*-*.jsonl")))
+        raise ValueError(f"{place} holds {len(recordings)} runs; name one of its files: {names}")
+    return recordings[0]
 
 
 def _lines(recording: Recording) -> Iterator[str]:

@@ -1,10 +1,13 @@
-"""When to average: the controller that keeps the spread of the replicas in proportion to the learning rate.
+"""When to average: a period that keeps the spread of the replicas in proportion to the learning rate, or each worker's
+steps in proportion to its speed.
 
 Pure functions of what was measured, so that all workers, given the same numbers, decide alike.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -53,3 +56,20 @@ def sampling_steps(sampling: float, period: int, horizon: int | None) -> float:
     if sampling > 1:
         return sampling
     return sampling * horizon if horizon is not None else 25 * period if sampling else 0
+
+
+SLACK = 0.05
+
+
+def in_proportion(period: int, steps: Sequence[int], seconds: Sequence[float]) -> list[int]:
+    """How many steps each worker takes until the next average: ⌊v_k / max v · H⌋, at least 1 (DyLU).
+
+    v_k = steps / seconds, as measured since the last average. Who has no speed, since it took no step or no time, is
+    taken for as fast as the fastest. A worker may be late by the ``SLACK``: without it, of equal workers with the least
+    noise all but one would be a step short.
+    """
+    speeds = [n / s if n and s > 0 else None for n, s in zip(steps, seconds, strict=True)]
+    fastest = max((v for v in speeds if v is not None), default=1.0)
+    return [
+        period if v is None else max(1, min(period, math.floor((1 + SLACK) * v / fastest * period))) for v in speeds
+    ]

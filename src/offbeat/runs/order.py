@@ -2,8 +2,9 @@
 
 Where nobody waits, a run depends on who came when. What happened at one worker happened in one order: its deposits, the
 snapshots that rounds took, the results it was given and took (`offbeat.rounds.seat`); visits to its shared weights
-(`offbeat.rounds.shared`); how much of its batches it was through when the bell rang. These orders are all that chance
-decides. A folder holds one file for each worker, ``order-0.json``, ``order-1.json``, …, each with a digest of itself.
+(`offbeat.rounds.shared`); how much of its batches it was through when the bell rang; how long its own steps took, where
+a method asks. These are all that chance decides. A folder holds one file for each worker, ``order-0.json``,
+``order-1.json``, …, each with a digest of itself.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Told:
     events: list[Event] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     averages: list[int] = field(default_factory=list)  # how many steps it had begun when it asked for each
+    spent: list[float] = field(default_factory=list)  # the seconds of its own that it was told of
     gradients: int = 0  # steps with data
 
 
@@ -141,6 +143,7 @@ def _told(plain: Mapping[str, Any]) -> Told:
             for p in plain["parts"]
         ],
         list(plain["averages"]),
+        [float(seconds) for seconds in plain["spent"]],
         plain["gradients"],
     )
 

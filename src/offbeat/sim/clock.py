@@ -80,6 +80,10 @@ class Decides(Protocol):
         """These workers wait without data."""
         ...
 
+    def spent(self, rank: int, seconds: float) -> float:
+        """What a worker is told of its own time; ``seconds`` by the clock."""
+        ...
+
 
 class Clock:
     """Virtual time decides; ``told`` is where the order that comes of it is written down, if it is to be."""
@@ -87,6 +91,7 @@ class Clock:
     def __init__(self, told: Sequence[Told] | None = None) -> None:
         self._events = [own.events for own in told] if told is not None else None
         self._parts = [own.parts for own in told] if told is not None else None
+        self._spent = [own.spent for own in told] if told is not None else None
 
     def channel(
         self, channel: Channel, env: simpy.Environment, network: Network, trace: Trace, nodes: Nodes, seed: int
@@ -106,3 +111,8 @@ class Clock:
 
     def idle(self, ranks: set[int]) -> None:
         pass
+
+    def spent(self, rank: int, seconds: float) -> float:
+        if self._spent is not None:
+            self._spent[rank].append(seconds)
+        return seconds

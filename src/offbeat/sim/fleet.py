@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -71,6 +71,9 @@ class Fleet:
 
     def groups(self, rank: int) -> list[dict[str, Any]]:
         return self._optimizers[rank].param_groups
+
+    def states(self, rank: int) -> Mapping[Any, Mapping[str, Any]]:
+        return self._optimizers[rank].state
 
     def update(self, rank: int, g: Vec) -> None:
         """One optimiser step of worker ``rank``."""

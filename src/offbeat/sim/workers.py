@@ -33,7 +33,20 @@ class Work:
 class Worker:
     """One simulated worker: its coroutine and what it is waiting for."""
 
-    __slots__ = ("asked_s", "coroutine", "done", "ended", "finished_s", "idle", "me", "rank", "seq", "taken", "waits")
+    __slots__ = (
+        "asked_s",
+        "coroutine",
+        "done",
+        "ended",
+        "finished_s",
+        "idle",
+        "me",
+        "rank",
+        "seq",
+        "spent_s",
+        "taken",
+        "waits",
+    )
 
     def __init__(self, me: Replica, coroutine: Coroutine[Effect[Any], Any, None]) -> None:
         self.me, self.rank, self.coroutine = me, me.rank, coroutine
@@ -41,6 +54,7 @@ class Worker:
         self.taken = 0  # gradients begun
         self.idle = self.done = self.ended = False
         self.finished_s = self.asked_s = 0.0
+        self.spent_s = 0.0  # of its own, since its strategy asked last
         self.waits = ""
 
 

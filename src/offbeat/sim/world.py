@@ -32,6 +32,7 @@ from offbeat.method.effects import (
     Rest,
     Retire,
     Share,
+    Spent,
     Ticket,
     Turn,
     not_ours,
@@ -99,6 +100,7 @@ class World:
             Grad: self._grad,
             GradMix: self._grad_mix,
             Batch: self._batch,
+            Spent: self._spent,
             Mix: self._mix,
             Begin: self._begin,
             Finish: self._finish,
@@ -228,6 +230,7 @@ class World:
         step, rank, now = worker.taken - 1, worker.rank, self.env.now
         delay, compute = self._work.delay_s(step, rank), self._work.compute_s(step, rank)
         self._work.ask(rank, step)
+        worker.spent_s += delay + compute
         if self.trace.keep_spans:
             self.trace.span(rank, step, "delay", now, now + delay)
             self.trace.span(rank, step, "compute", now + delay, now + delay + compute)
@@ -256,6 +259,10 @@ class World:
         if worker.idle:
             return None
         return self._answered(worker, lambda go: self._micro.begin(worker.rank, worker.taken - 1, effect, go))
+
+    def _spent(self, worker: Worker, effect: Spent) -> float:
+        seconds, worker.spent_s = worker.spent_s, 0.0
+        return self._decides.spent(worker.rank, seconds)
 
     # Mixing.
 

@@ -22,6 +22,7 @@ from offbeat.method import (
     whole,
 )
 from offbeat.strategies.averaging import Averager
+from offbeat.strategies.desloc import MomentsToo, every
 
 PAPER = Paper(
     name="adaptive",
@@ -50,6 +51,7 @@ def adaptive(
     high: float = 1.3,
     cap: int = 64,
     codec: Codec | None = None,
+    moments: int | str | None = None,
 ) -> Body:
     """Average the weights of all with a period that follows the spread of the replicas.
 
@@ -61,7 +63,7 @@ def adaptive(
 
     ``period``: p at the beginning; ``cap`` the largest it becomes; ``low`` and ``high`` the two bounds. ``sampling``:
     the part of the run that is measured, ``"25%"`` or ``"1000 steps"``. (A number up to 1 is a share, a larger one
-    steps.) Where the length of the run is not known, a share means 25 periods.
+    steps.) Where the length of the run is not known, a share means 25 periods. ``moments``: as in ``local_sgd``.
 
     *When it helps*: a thin network, and a period that nobody wants to tune, or that changes with the learning rate.
     After each decay of the learning rate the period climbs by itself.
@@ -83,9 +85,11 @@ def adaptive(
     if low > high:
         raise ValueError(f"low is {low:g} and high is {high:g}; low must not be over high")
 
+    K = every(moments)
+
     async def body(me: Replica) -> None:
         everyone = topology.everyone(me.size)
-        average = Averager(me, codec)
+        average, moments_too = Averager(me, codec), MomentsToo(me, K)
         K_s = measured_steps(sampling, period, me.horizon)
         mem = me.recall(p=period, cnt=0, C2=0.0, samples=0)
         me.report(period=mem.p)
@@ -99,6 +103,7 @@ def adaptive(
             apart = (unpack(mean, me.x)[0] - me.x).square_norm()
             S, gamma = unpack(await Mix(pack(apart, gamma), everyone(k)), apart, gamma)
             me.model.copy_(mean)
+            await moments_too.averaged(everyone(k))
             pace = pacing.Pace(mem.p, mem.C2, mem.samples)
             if k < K_s:
                 pace = pacing.sampled(pace, S.item(), gamma.item())

@@ -35,12 +35,15 @@ class Averager:
             me.recall(anchor=me.model.clone(), lost=nothing_lost(me.model))
             self._moved = me.model.clone()  # fresh pages are slow
 
-    async def __call__(self, W: Mixing) -> Vec:
+    async def __call__(self, W: Mixing, weight: float = 1.0) -> Vec:
+        """The mean; ``weight`` is how often I count in it, 1 on average."""
         if self._codec is None:
-            return await Mix(self._me.model, W)
+            return await Mix(self._me.model if weight == 1.0 else self._me.model * weight, W)
         mem = self._me.memory
         anchor: Vec = mem.anchor
         moved = self._moved.copy_(self._me.model).add_(anchor, alpha=-1.0)
+        if weight != 1.0:
+            moved.mul_(weight)
         anchor.add_(await Mix(moved, W, self._codec, mem.lost))
         return anchor
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from offbeat.method import Axes, Body, Codec, Facts, Grad, Paper, Replica, between, method, topology, whole
+from offbeat.method import Axes, Body, Codec, Facts, Grad, Paper, Replica, between, method, one_of, topology, whole
 from offbeat.strategies.averaging import Underway
+from offbeat.strategies.by_speed import PACES, Pace, by_speed
 
 PAPER = Paper(
     name="diloco",
@@ -28,6 +29,7 @@ PAPER = Paper(
         "fragments=1, overlap=0, merge=0: replicas are bitwise equal after every outer step",
         "the outer copies are the same on all workers at all times",
         "merge=1: the local weights take no notice",
+        "pace='speed', all equally fast: equals pace='equal' bit for bit, unless a codec draws",
     ),
     confidence="H = 500, outer_lr 0.7, momentum 0.9 (from memory, high); streaming settings (medium)",
 )
@@ -42,6 +44,7 @@ def diloco(
     overlap: int = 0,
     merge: float = 0.0,
     codec: Codec | None = None,
+    pace: Pace = "equal",
 ) -> Body:
     """Take hundreds of steps alone, then let an outer Nesterov step follow the workers' mean way.
 
@@ -52,6 +55,9 @@ def diloco(
     ``period``: H. Streaming: with ``fragments`` F the model is cut into F pieces that take turns, one every H/F steps,
     so that the peak of traffic is F times lower. With ``overlap`` τ a piece sets out τ steps before its turn and
     training goes on meanwhile; ``merge`` α is the weight that one's own copy keeps, θ_i ← (1 − α)·θ + α·θ_i.
+
+    ``pace="speed"``: a worker takes as many of the H steps as it manages while the fastest takes all of them, and its
+    way counts by them, as in ``local_sgd``.
 
     *When it helps*: clusters far apart, or a network so thin that an average every few steps is out of the question.
     *When it hurts*: early in training, and with H so large that the workers part; plain SGD without momentum gains
@@ -74,6 +80,12 @@ def diloco(
         raise ValueError(
             f"a period of {period} steps cannot be shared by {fragments} fragments; "
             f"use a period that is a multiple of {fragments}"
+        )
+    one_of("pace", pace, PACES)
+    if pace == "speed" and (fragments > 1 or overlap):
+        raise ValueError(
+            f"pace='speed' sends the whole model when a worker is through its steps, not {fragments} fragments with an "
+            f"overlap of {overlap}; use fragments=1 and overlap=0, or pace='equal'"
         )
     n = period // fragments
     if overlap >= n:
@@ -98,6 +110,14 @@ def diloco(
             theta[f].add_(delta + buf[f] * mu, alpha=-eta)
             x[f].copy_(theta[f] if alpha == 0 else theta[f] * (1 - alpha) + x[f] * alpha)
 
+        async def averaged(weight: float) -> None:
+            delta = theta[0] - x[0]
+            await average.begin(delta if weight == 1.0 else delta.mul_(weight))
+            await outer_step(0)
+
+        if pace == "speed":
+            await by_speed(me, period, averaged)
+            return
         async for t in me.steps():
             me.step(await Grad())
             if (t + 1 + overlap) % n == 0:

@@ -7,26 +7,72 @@ the user calls ``optimizer.step()``. All of this is one thread; a channel has a 
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from offbeat.live.carriers.exchanges import Sent, Transport
 from offbeat.live.partial.endpoints import Endpoints
 from offbeat.live.transport.errors import OffbeatError
-from offbeat.method.effects import Batch, Begin, Effect, Finish, Grad, GradMix, Mix, Next, Open, Turn, only_ours
+from offbeat.method.effects import (
+    Batch,
+    Begin,
+    Effect,
+    Finish,
+    Grad,
+    GradMix,
+    Mix,
+    Next,
+    Open,
+    Spent,
+    Turn,
+    only_ours,
+)
 from offbeat.method.replica import Replica
 from offbeat.method.strategy import Strategy
 from offbeat.tensors.vector import Vec
 
 
+class OwnTime:
+    """The seconds that pass, without those in which others have a part."""
+
+    def __init__(self) -> None:
+        self._begun_s = time.monotonic()
+        self._away_s = 0.0
+
+    def since_now(self) -> float:
+        """What has passed since this was called last; counts anew."""
+        now_s = time.monotonic()
+        passed_s = max(now_s - self._begun_s - self._away_s, 0.0)
+        self._begun_s, self._away_s = now_s, 0.0
+        return passed_s
+
+    @contextmanager
+    def not_counted(self) -> Iterator[None]:
+        begun_s = time.monotonic()
+        yield
+        self._away_s += time.monotonic() - begun_s
+
+
 class Driver:
     """Answers one strategy's requests on this process."""
 
-    def __init__(self, strategy: Strategy, me: Replica, transport: Transport, endpoints: Endpoints) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        me: Replica,
+        transport: Transport,
+        endpoints: Endpoints,
+        tell_spent: Callable[[float], None],
+    ) -> None:
         self.strategy, self.me, self._transport, self._endpoints = strategy, me, transport, endpoints
         self._coroutine: Coroutine[Effect[Any], Any, None] | None = None
         self._seq = 0
         self._in_flight = 0
+        self._own_time, self._tell_spent = OwnTime(), tell_spent
         self._owed: Vec | None = None  # to the channel, from before a resume
         self.asks: Effect[Any] | None = None  # what it hangs at: Next, or a kind of gradient; None: ended
         self.idle = False
@@ -35,6 +81,7 @@ class Driver:
         """Run the strategy up to its first step, if that has not been done."""
         if self._coroutine is None:
             self._coroutine = self.strategy.body(self.me)
+            self._own_time.since_now()
             self.answer(None)
 
     def refuse_if_begun(self) -> None:
@@ -81,9 +128,25 @@ class Driver:
                     if isinstance(effect, Next):
                         self._transport.waiter.t = -1
                     return
-                answer = self._perform(effect)
+                if isinstance(effect, Spent):
+                    answer = self._spent()
+                    continue
+                with self._own_time.not_counted():
+                    answer = self._perform(effect)
         except StopIteration:
             self.asks = None
+
+    def _spent(self) -> float:
+        for device in {part.device for part in self.me.x.parts if part.is_cuda}:
+            torch.cuda.synchronize(device)  # what backward has begun there is time of ours, too
+        seconds = self._own_time.since_now()
+        self._tell_spent(seconds)
+        return seconds
+
+    @property
+    def steps_alone(self) -> bool:
+        """Whether this worker counts its steps by itself and yet meets the others, who may be at any other step."""
+        return isinstance(self.asks, Next) and self.asks.among == (self.me.rank,) and not self._endpoints.is_open
 
     def _perform(self, effect: Effect[Any]) -> object:
         if isinstance(effect, Mix):

@@ -36,6 +36,9 @@ class NoRecorder:
     def part(self, part: Part) -> None:
         """This worker's part of a round is over, where batches are cut."""
 
+    def spent(self, seconds: float) -> None:
+        """The worker is told that its own steps took so long."""
+
     def averages(self, step: int, is_in_step: bool, per_node: int) -> None:
         """The worker calls for an average before this step."""
 
@@ -75,6 +78,9 @@ class Recorder(NoRecorder):
 
     def part(self, part: Part) -> None:
         self.told.parts.append(part)
+
+    def spent(self, seconds: float) -> None:
+        self.told.spent.append(seconds)
 
     def averages(self, step: int, is_in_step: bool, per_node: int) -> None:
         self.told.averages.append(step)

@@ -66,11 +66,12 @@ class Training:
             given.seed,
             given.steps,
             parameters=len(flat.params),
+            states=lambda: inner.state,
         )
         unknown = given.unknown_to_a_task
         self._recorder.begin(strategy, board.size, flat.params, given.seed, given.steps, unknown)
         self.endpoints = Endpoints(board, self.transport, given.patience_s, self._recorder.events)
-        self._driver = Driver(strategy, self.me, self.transport, self.endpoints)
+        self._driver = Driver(strategy, self.me, self.transport, self.endpoints, self._recorder.spent)
         parts = (flat, board, self.transport, self._driver, self.endpoints)
         self.stepping = Stepping(*parts, given.accumulate, self._recorder)
         self._others = self.endpoints.others = Others(*parts, self.stepping)
@@ -92,10 +93,19 @@ class Training:
         if self.is_over:
             raise OffbeatError(f"{what} came after the run was ended; attach the optimizer again to go on")
 
+    def _refuse_between_averages(self, what: str) -> None:
+        """Each worker counts its own steps there, so that no moment is one between the same two averages for all."""
+        if self.me.size > 1 and self._driver.steps_alone:
+            raise OffbeatError(
+                f"{what} came in the middle of a run of {self._strategy}, whose workers are between different "
+                "averages; end the run with finish() before it, or use pace='equal'"
+            )
+
     # A checkpoint.
 
     def saved(self) -> dict[str, Any]:
         if not self.is_over:
+            self._refuse_between_averages("state_dict()")
             self._remember()
         return state.saved(self._strategy, self.me, self._left)
 
@@ -124,6 +134,7 @@ class Training:
         """Make all replicas equal now."""
         elsewhere.stepping()
         elsewhere.count(f"{self._board.name}/average", self._everyone)
+        self._refuse_between_averages("average()")
         self._flat.adopt()
         self._recorder.averages(self.me.t, self.stepping.has_begun, self.endpoints.per_node)
         if self.me.size > 1:

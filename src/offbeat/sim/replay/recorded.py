@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import simpy
@@ -14,6 +15,7 @@ from offbeat.sim.network import Network
 from offbeat.sim.replay.averages import Averages
 from offbeat.sim.replay.batches import ReplayedStreams
 from offbeat.sim.replay.channel import ReplayedChannel
+from offbeat.sim.replay.mismatch import Mismatch
 from offbeat.sim.replay.weights import ReplayedShared
 from offbeat.sim.workers import Work
 from offbeat.topology.hierarchy import Nodes
@@ -27,6 +29,7 @@ class Recorded:
         self._averages = Averages([own.averages for own in told], len(told), self._make_equal)
         self._channel: ReplayedChannel | None = None
         self._shared: ReplayedShared | None = None
+        self._spent = [deque(own.spent) for own in told]
 
     def channel(
         self, channel: Channel, env: simpy.Environment, network: Network, trace: Trace, nodes: Nodes, seed: int
@@ -44,6 +47,11 @@ class Recorded:
 
     def streams(self, env: simpy.Environment, network: Network, work: Work, trace: Trace, size: int) -> ReplayedStreams:
         return ReplayedStreams(env, work, [own.parts for own in self._told])
+
+    def spent(self, rank: int, seconds: float) -> float:
+        if not self._spent[rank]:
+            raise Mismatch(f"the record cannot be followed: it says no more of how long rank {rank}'s steps took")
+        return self._spent[rank].popleft()
 
     # Averages of all in the middle of the run.
 

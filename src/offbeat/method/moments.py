@@ -1,0 +1,51 @@
+"""What an optimiser remembers of the gradients, as a vector: Adam's moments, the momentum of SGD."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offbeat.tensors.vector import Vec
+
+# What torch's optimisers call their averages of gradients, and of their squares.
+NAMES = {1: ("exp_avg", "momentum_buffer"), 2: ("exp_avg_sq", "square_avg", "sum")}
+
+
+class Moments:
+    """The moments of one order (1: of gradients, 2: of their squares), copied from an optimiser.
+
+    ``value`` has the same size on every worker, also on one that has taken no step yet and so has none (it is
+    zero then, and not ``are_there``). Beside a phantom it is one, of the size of the weights.
+    """
+
+    def __init__(
+        self, order: int, x: Vec, groups: Sequence[Mapping[str, Any]], states: Mapping[Any, Mapping[str, Any]]
+    ) -> None:
+        parameters = [p for group in groups for p in group.get("params", ())]
+        parameters.sort(key=lambda p: (str(p.dtype), str(p.device)))  # stable: each kind in the optimiser's own order
+        self._own = [_found(states.get(p, {}), order) for p in parameters]
+        self.are_there = any(own is not None for own in self._own)
+        pairs = zip(parameters, self._own, strict=True)
+        kinds = [list(kind) for _, kind in groupby(pairs, key=lambda pair: (pair[0].dtype, pair[0].device))]
+        parts = [torch.cat([_flat(p, own) for p, own in kind]) for kind in kinds]
+        self._sizes = [[p.numel() for p, _ in kind] for kind in kinds]
+        self.value = Vec(parts) if parts else x.zeros_like()
+
+    def adopt(self, value: Vec) -> None:
+        """Let the optimiser go on with these; where it has none yet, it begins with its own."""
+        pieces = [piece for part, sizes in zip(value.parts, self._sizes, strict=False) for piece in part.split(sizes)]
+        for own, piece in zip(self._own, pieces, strict=False):
+            if own is not None:
+                own.copy_(piece.view_as(own))
+
+
+def _found(state: Mapping[str, Any], order: int) -> Tensor | None:
+    return next((state[name] for name in NAMES[order] if isinstance(state.get(name), Tensor)), None)
+
+
+def _flat(p: Tensor, own: Tensor | None) -> Tensor:
+    return torch.zeros_like(p).reshape(-1) if own is None else own.detach().reshape(-1).to(p.dtype)

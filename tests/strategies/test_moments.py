@@ -1,0 +1,186 @@
+"""The inner optimisers' moments: kept by each worker, or averaged, less often than the weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import offbeat as ob
+from offbeat.method import Replica, Vec
+from offbeat.method.moments import Moments
+from tests.support.formulas import HEAVY, close, final
+
+Optimizer = Callable[[Any], torch.optim.Optimizer]
+ADAM: Optimizer = lambda p: torch.optim.AdamW(p, lr=0.05)  # noqa: E731
+OPTIMIZERS: dict[str, tuple[Optimizer, str, str | None]] = {
+    "AdamW": (ADAM, "exp_avg", "exp_avg_sq"),
+    "SGD": (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), "momentum_buffer", None),
+    "RMSprop": (lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5), "momentum_buffer", "square_avg"),
+    "Adagrad": (lambda p: torch.optim.Adagrad(p, lr=0.1), "", "sum"),
+}
+
+
+def task(optimizer: Optimizer) -> ob.Task:
+    return dataclasses.replace(HEAVY, optimizer=optimizer)
+
+
+def held(
+    strategy: ob.Strategy, optimizer: Optimizer, steps: int, workers: int = 3, **how: Any
+) -> list[dict[str, Tensor]]:
+    """What each worker's optimiser remembers when its method has ended."""
+    states: dict[int, dict[str, Tensor]] = {}
+
+    async def body(me: Replica) -> None:
+        await strategy.body(me)
+        states[me.rank] = {
+            name: value.clone()
+            for state in me._states().values()
+            for name, value in state.items()
+            if isinstance(value, Tensor) and value.dim()
+        }
+
+    ob.simulate(dataclasses.replace(strategy, body=body), task(optimizer), workers, steps, **how)
+    return [states[rank] for rank in range(workers)]
+
+
+def equal(states: list[dict[str, Tensor]], name: str) -> bool:
+    return all(torch.equal(state[name], states[0][name]) for state in states)
+
+
+def steady(period: int, **how: Any) -> ob.Strategy:
+    """Adaptive averaging whose period stays."""
+    return ob.adaptive(period, low=0.0, high=math.inf, **how)
+
+
+every_make = pytest.mark.parametrize("make", [ob.local_sgd, steady])
+
+
+@every_make
+@pytest.mark.parametrize("period", [1, 3])
+def test_after_every_average_all_optimisers_remember_the_same(make: Any, period: int) -> None:
+    for averages in (1, 2, 3):
+        states = held(make(period, moments="1/1"), ADAM, averages * period)
+        assert equal(states, "exp_avg")
+        assert equal(states, "exp_avg_sq")
+
+
+def test_of_linear_momentum_the_weights_take_no_notice_when_they_are_averaged_every_step() -> None:
+    """The mean of momenta is the momentum of means."""
+    runs = [final(s, task=HEAVY).final for s in (ob.allreduce(), ob.local_sgd(1), ob.local_sgd(1, moments="1/1"))]
+    close(runs[1], runs[0])
+    close(runs[2], runs[0])
+
+
+@every_make
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_order_is_averaged_when_it_is_its_turn(name: str, make: Any) -> None:
+    optimizer, first, second = OPTIMIZERS[name]
+    for steps, turns in ((2, {1: False, 2: False}), (4, {1: True, 2: False}), (12, {1: True, 2: True})):
+        states = held(make(2, moments="2/3"), optimizer, steps)
+        for order, moment in ((1, first), (2, second)):
+            if moment:
+                assert equal(states, moment) == turns[order], (steps, moment)
+
+
+@every_make
+def test_a_number_means_both_orders_in_the_same_turn(make: Any) -> None:
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert [equal(held(make(1, moments=3), ADAM, n), name) for n in (1, 2, 3, 6)] == [False, False, True, True]
+
+
+def test_first_moments_without_the_second_throw_far_away_what_one_worker_has_never_seen() -> None:
+    """Why a number means both. Of two features each worker sees one; its own v of the other one is 0."""
+
+    def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
+        x = torch.zeros(4, 2)
+        x[:, rank % 2] = 1.0
+        return x, torch.ones(4, 1)
+
+    def farthest(moments: str) -> float:
+        sparse = ob.Task(lambda: nn.Linear(2, 1, bias=False), nn.functional.mse_loss, batch, ADAM)
+        return float(ob.simulate(ob.local_sgd(1, moments=moments), sparse, 2, 2).weights.abs().max())
+
+    assert farthest("1/2") > 1000
+    assert farthest("1/1") < 10
+    assert farthest("2/1") < 10
+
+
+def test_left_to_themselves_moments_stay_with_their_workers() -> None:
+    states = held(ob.local_sgd(2), ADAM, 4)
+    assert not equal(states, "exp_avg")
+    assert not equal(states, "exp_avg_sq")
+
+
+def test_the_average_is_the_mean_of_what_the_workers_held() -> None:
+    """Up to the first average of moments, all goes as without."""
+    apart, together = held(ob.local_sgd(2), ADAM, 4), held(ob.local_sgd(2, moments="2/2"), ADAM, 4)
+    for name in ("exp_avg", "exp_avg_sq"):
+        close(together[0][name], torch.stack([state[name] for state in apart]).mean(0))
+
+
+def test_a_worker_that_never_took_a_step_has_no_moments_and_does_not_count() -> None:
+    """Two of three workers have data: the mean is theirs, and not two thirds of it."""
+    optimizer = task(ADAM)
+
+    def first_moment(strategy: ob.Strategy, workers: int) -> Tensor:
+        seen: dict[int, Tensor] = {}
+
+        async def body(me: Replica) -> None:
+            await strategy.body(me)
+            seen[me.rank] = me.moments(1).value.parts[0].clone()
+
+        made = dataclasses.replace(strategy, body=body)
+        ob.simulate(made, optimizer, workers, samples=2, compute_s=lambda step, rank: 1.0)
+        return seen[0]
+
+    close(first_moment(ob.local_sgd(1, moments="1/1"), 3), first_moment(ob.local_sgd(1, moments="1/1"), 2))
+
+
+def test_moments_travel_only_in_their_turn() -> None:
+    def sent(moments: Any) -> int:
+        strategy = ob.local_sgd(1, moments=moments)
+        run = ob.simulate(strategy, None, workers=2, steps=6, parameters=1000)
+        return run.wire_bytes
+
+    model = 2 * 4000  # two workers, each sends the model once: 2(P − 1)/P of it
+    assert sent(None) == 6 * model
+    assert sent("1/1") == pytest.approx(3 * 6 * model, rel=0.01)
+    assert sent(3) == pytest.approx((6 + 2 + 2) * model, rel=0.01)
+    assert sent("3/6") == pytest.approx((6 + 2 + 1) * model, rel=0.01)
+
+
+def test_time_alone_knows_the_size_of_moments() -> None:
+    moments = Moments(1, Vec((), 400), [], {})
+    assert (moments.value.nbytes, moments.are_there) == (400, False)
+    moments.adopt(moments.value)
+
+
+def test_what_is_taken_is_put_back_where_it_was_taken() -> None:
+    a, b = nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(4, dtype=torch.float64))
+    c = nn.Parameter(torch.zeros(5))
+    optimizer = torch.optim.Adam([{"params": [a, b]}, {"params": [c]}])
+    a.grad, b.grad = torch.ones(2, 3), torch.ones(4, dtype=torch.float64)
+    optimizer.step()  # nobody used c
+    moments = Moments(1, Vec(()), optimizer.param_groups, optimizer.state)
+    assert sorted(part.numel() for part in moments.value.parts) == [4, 11]
+    moments.adopt(moments.value * 0.0 + 7.0)
+    assert (optimizer.state[a]["exp_avg"] == 7).all()
+    assert (optimizer.state[b]["exp_avg"] == 7).all()
+    assert not optimizer.state[c]
+
+
+def test_what_cannot_be_understood_gets_a_sentence() -> None:
+    wrong: dict[Any, str] = {
+        0: "local_sgd: moments is 0",
+        "often": "local_sgd: moments is 'often'; use a number, such as 3, or one for each order, such as '3/6'",
+        "3/0": "local_sgd: and of the second is 0",
+    }
+    for moments, sentence in wrong.items():
+        with pytest.raises(ValueError, match=sentence):
+            ob.local_sgd(moments=moments)
