@@ -34,12 +34,13 @@ class Vec:
     others read as zeros. What is scaled or copied knows what it was made of, and a sum uses what either did.
     """
 
-    __slots__ = ("_phantom_bytes", "parts", "used")
+    __slots__ = ("_phantom_bytes", "cut", "parts", "used")
 
     def __init__(self, parts: Sequence[Tensor], phantom_bytes: int = 0, used: Used = None) -> None:
         self.parts = tuple(parts)
         self._phantom_bytes = phantom_bytes
         self.used = used
+        self.cut: list[Tensor] | None = None  # the model's tensors in it, kept by who has cut them out
 
     @property
     def nbytes(self) -> int:

@@ -15,8 +15,6 @@ from offbeat.live.transport.errors import OffbeatError
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.vector import Vec
 
-PLACES = 64  # whose views are kept
-
 
 class Flat:
     """The flat memory of one model, together with parameters that only the optimiser knows."""
@@ -40,7 +38,6 @@ class Flat:
         self.parts = self.layout.empty()
         self.views = self.layout.views(self.parts)
         self.x = Vec(self.parts)
-        self._views_of: dict[int, list[Tensor]] = {}
         floating = [(n, b) for n, b in self._buffers.items() if b.is_floating_point()]
         self._floating = [n for n, _ in floating]
         layout = Layout.of(floating, keep_strides=True)
@@ -73,15 +70,6 @@ class Flat:
             if p.layout != torch.strided:
                 raise ValueError(f"parameter {name} is {p.layout}; make it a dense tensor")
 
-    def views_of(self, vec: Vec) -> list[Tensor]:
-        """Each parameter's stretch of a vector like the weights. Kept: a few places are written to over and over."""
-        key = vec.parts[0].data_ptr()
-        if key not in self._views_of:
-            if len(self._views_of) >= PLACES:
-                self._views_of.clear()
-            self._views_of[key] = self.layout.views(vec.parts)
-        return self._views_of[key]
-
     def adopt(self) -> None:
         """Make every parameter and floating buffer a view again, keeping its values."""
         with torch.no_grad():
@@ -105,7 +93,7 @@ class Flat:
             for name in self._floating:
                 if (buffer := self._buffers.get(name)) is not None:
                     buffer.data = buffer.data.clone()
-            self.parts, self.views, self._buffer_views, self._views_of = [], [], [], {}
+            self.parts, self.views, self._buffer_views = [], [], []
             self.x = self.buffers = Vec(())
             for p in self.params:
                 if p.grad is not None and _is_part(p.grad):

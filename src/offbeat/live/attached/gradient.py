@@ -48,10 +48,16 @@ class OwnGradient(InPlace):
             self._gathered = tuple(gathered)
         return self._gathered
 
+    def clone(self) -> Vec:
+        return self.put_into(Vec(self._flat.layout.empty()))
+
     def put_into(self, target: Vec, scale: float = 1.0) -> Vec:
         if self._gathered is not None:
             return super().put_into(target, scale)
-        views, params = self._flat.views_of(target), self._flat.params
+        params = self._flat.params
+        if target.cut is None:
+            target.cut = self._flat.layout.views(target.parts)
+        views = target.cut
         dense = [p.grad for p in params if p.grad is not None and p.grad.layout == torch.strided]
         with torch.no_grad():
             if scale == 1.0 and len(dense) == len(params):

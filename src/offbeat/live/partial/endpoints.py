@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.carriers.shelves import Shelves
+from offbeat.live.partial.alone import Alone
 from offbeat.live.partial.apart import Plan, plan_of_channel
 from offbeat.live.partial.bell import Bell, Rings
 from offbeat.live.partial.blocks import BlockSums
@@ -87,7 +88,7 @@ class Endpoints:
         self._log = log
         self._board, self._transport, self._patience_s = board, transport, patience_s
         self._channel: Channel | None = None
-        self._clerk: Clerk | Taker | Leader | Follower | None = None
+        self._clerk: Clerk | Taker | Alone | Leader | Follower | None = None
         self._pairs: SharedWeights | Visitor | None = None
         self._bell: Bell | None = None
         self.lines = Lines(board, transport.waiter)
@@ -112,7 +113,9 @@ class Endpoints:
         return 1 if self._channel is None else self._channel.per_node
 
     @property
-    def _ends(self) -> tuple[Clerk | Taker | Leader | Follower | None, SharedWeights | Visitor | None, Bell | None]:
+    def _ends(
+        self,
+    ) -> tuple[Clerk | Taker | Alone | Leader | Follower | None, SharedWeights | Visitor | None, Bell | None]:
         return self._clerk, self._pairs, self._bell
 
     @property
@@ -122,7 +125,7 @@ class Endpoints:
         return self._pairs
 
     @property
-    def clerk(self) -> Clerk | Taker | Leader | Follower:
+    def clerk(self) -> Clerk | Taker | Alone | Leader | Follower:
         if self._clerk is None:
             raise OffbeatError("the strategy uses a channel that it has not opened; await Open(channel, …) first")
         return self._clerk
@@ -182,6 +185,11 @@ class Endpoints:
         if inside is not None and not nodes.leads(me.rank):
             self._refuse_if_open()
             self._channel, self._clerk = channel, Follower(inside, self._board, first_round, self._patience_s)
+            return
+        if nodes.count == 1:
+            self._refuse_if_open()
+            alone = Alone(channel, x, nodes, self.trace, me.seed, me.t, first_round, self._log)
+            self._channel, self._clerk = channel, Leader(alone, inside) if inside is not None else alone
             return
         leaders = tuple(nodes.leader(n) for n in range(nodes.count))
         shelves = None

@@ -16,6 +16,7 @@ import torch
 
 from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.carriers.staging import Staging
+from offbeat.live.partial.alone import Alone
 from offbeat.live.partial.clerk import Apply, Clerk
 from offbeat.live.partial.taker import Taker
 from offbeat.live.transport.board import Board
@@ -89,7 +90,7 @@ class Inside:
 class Leader:
     """The first rank of a node: a clerk's worker, who tells the others."""
 
-    def __init__(self, clerk: Clerk | Taker, inside: Inside) -> None:
+    def __init__(self, clerk: Clerk | Taker | Alone, inside: Inside) -> None:
         self._clerk, self._inside = clerk, inside
 
     def offer(self, x: Vec, step: int) -> list[Got]:
