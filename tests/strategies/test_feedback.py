@@ -125,8 +125,8 @@ def test_methods_of_ones_own_are_told_so_too() -> None:
 
 @pytest.mark.parametrize("gathers", [False, True])
 def test_what_was_lost_is_kept_in_whole_groups_alone(gathers: bool) -> None:
-    x = Vec((torch.zeros(9),))
-    W = topology.everyone(4)(0) if gathers else topology.graph("ring", 4)(0)
+    x, ring = Vec((torch.zeros(9),)), topology.graph("ring", 4)(0)
     with pytest.raises(ValueError, match="what a codec lost is kept where a whole group takes its mean"):
-        Mix(x, W, ob.codec.int8(), nothing_lost(x), gathers).in_two_phases(0)
-    assert not Mix(x, W, ob.codec.int8(), gathers=gathers).in_two_phases(0)
+        Mix(x, ring, ob.codec.int8(), nothing_lost(x), gathers).in_two_phases(0)
+    assert not Mix(x, ring, ob.codec.int8(), gathers=gathers).in_two_phases(0)
+    assert Mix(x, topology.everyone(4)(0), ob.codec.int8(), nothing_lost(x), gathers).in_two_phases(0) != gathers

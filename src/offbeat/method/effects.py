@@ -96,7 +96,8 @@ class Mix(Effect[Vec]):
     own share is coded then as others get it; what goes to nobody is not coded.
 
     ``lost``: what coding has lost so far, to be added to ``x`` (``nothing_lost`` at the beginning). When the answer is
-    there it holds what was lost this time; until then neither it nor ``x`` may change.
+    there it holds what was lost this time; until then neither it nor ``x`` may change. Where shares are gathered, that
+    is what coding one's own has lost.
     """
 
     x: Vec
@@ -112,10 +113,10 @@ class Mix(Effect[Vec]):
         """Whether this worker's share is summed so."""
         if sent_to(self.codec, self.W.audience(rank)) is None:
             return False
-        phases = not self.gathers and self.W.block(rank) is not None
-        if self.lost is not None and not phases:
+        in_a_group = self.W.block(rank) is not None
+        if self.lost is not None and not in_a_group:
             raise ValueError(f"what a codec lost is kept where a whole group takes its mean, not along {self.W}")
-        return phases
+        return in_a_group and not self.gathers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
