@@ -32,6 +32,7 @@ TABLE: list[tuple[ob.Strategy, Facts]] = [
     (ob.dasgd(2, 0), ALL),
     (ob.dasgd(3, 2), LATER),
     (ob.diloco(2), ALL),
+    (ob.sparseloco(2), ALL),
     (ob.diloco(4, fragments=2), ALL),
     (ob.diloco(4, overlap=2), LATER),
     (ob.eager(), OTHERS),

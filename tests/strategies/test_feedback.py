@@ -45,6 +45,7 @@ KEEP: dict[str, Callable[[Codec | None], ob.Strategy]] = {
     "dasgd": lambda c: ob.dasgd(1, 0, 0.0, codec=c),
     "dasgd correct": lambda c: ob.dasgd(1, 0, merge="correct", codec=c),
     "diloco": lambda c: ob.diloco(1, 1.0, 0.0, codec=c),
+    "sparseloco": lambda c: ob.sparseloco(1, 1.0, codec=c),
     "wagma": lambda c: ob.wagma(4, None, "everyone", codec=c),
     "wagma correct": lambda c: ob.wagma(4, None, "everyone", merge="correct", codec=c),
 }
@@ -106,7 +107,7 @@ def test_what_is_left_out_comes_later(name: str) -> None:
 
 @pytest.mark.parametrize("name", REFUSE)
 def test_a_codec_that_leaves_numbers_out_is_refused_where_nothing_sends_them_later(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}: nothing sends later what topk4 leaves out; use bf16, .* diloco"):
+    with pytest.raises(ValueError, match=f"{name}: nothing sends later what topk4 leaves out; use bf16, .* sparseloco"):
         REFUSE[name](TOPK)
 
 

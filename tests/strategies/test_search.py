@@ -247,6 +247,8 @@ def conserves(case: Case) -> bool:
     if name == "diloco":
         plain = how["outer_lr"] == 1.0 and how["outer_momentum"] == 0.0 and how["overlap"] == 0
         return plain and how["merge"] == 0.0 and not coded
+    if name == "sparseloco":
+        return how["outer_lr"] == 1.0 and not coded
     if name == "sgp":
         return how["graph"] in ("everyone", "complete", "ring", "exponential", "torus", "one_peer_exponential")
     if name in ("local_sgd", "adaptive"):

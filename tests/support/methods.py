@@ -19,6 +19,7 @@ CODECS = [
     ob.codec.bf16(), ob.codec.fp16(), ob.codec.int8(bucket=5), ob.codec.qsgd(2, 3), ob.codec.qsgd(8),
     ob.codec.qsgd(4, 7, "l2"),
 ]  # fmt: skip
+SPARSE = [ob.codec.topk(2, 5), ob.codec.topk(), ob.codec.topk(5, 5, floats=True)]
 GRAPHS = ["ring", "complete", "everyone", "exponential", "one_peer_exponential", "grid", "torus", "hypercube"]
 
 Settings = dict[str, Any]
@@ -95,6 +96,10 @@ CHOICES: dict[str, dict[str, Choice]] = {
     "diloco": {
         "period": one(1, 2, 4, 6), "outer_lr": one(0.0, 0.7, 1.0), "outer_momentum": one(0.0, 0.9),
         "fragments": one(1, 1, 2), "overlap": whole(0, 2), "merge": one(0.0, 0.5, 1.0), "codec": codecs,
+    },
+    "sparseloco": {
+        "period": whole(1, 5), "decay": one(0.0, 0.5, 0.95, 1.0), "outer_lr": one(0.0, 0.65, 1.0),
+        "codec": lambda workers, drawn: st.sampled_from([None, *CODECS, *SPARSE]),
     },
     "noloco": {
         "period": whole(1, 4), "outer_lr": one(0.0, 0.7, 1.0), "outer_momentum": one(0.0, 0.5), "pull": one(None, 0.3),

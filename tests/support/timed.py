@@ -47,4 +47,5 @@ TIMED: dict[str, ob.Strategy] = {
     "adaptive": ob.adaptive(2, sampling=4),
     "dasgd": ob.dasgd(3, delay=2),
     "diloco": ob.diloco(4, fragments=2, overlap=1),
+    "sparseloco": ob.sparseloco(3, codec=ob.codec.topk(8)),
 }
