@@ -33,6 +33,7 @@ LEVEL = LR / 127
 TOPK = ob.codec.topk(4, 16)
 REFUSE: dict[str, Callable[[Codec], object]] = {
     "eager": lambda c: ob.eager(codec=c),
+    "ringmaster": lambda c: ob.ringmaster(codec=c),
     "wagma": lambda c: ob.wagma(codec=c),
     "nonblocking": lambda c: ob.nonblocking(codec=c),
     "dpsgd": lambda c: ob.dpsgd(codec=c),

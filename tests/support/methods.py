@@ -76,6 +76,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "sync": one("barrier", "bounded"), "staleness": STALENESS, "late": one(0, 1), "per_node": per_node,
         "codec": codecs,
     },
+    "ringmaster": {"threshold": one("workers", None, 1, 2, 5), "per_node": per_node, "codec": codecs},
     "wagma": {
         "group": lambda workers, drawn: st.none() | st.integers(1, workers), "tau": one(None, 1, 3, 10),
         "wait": WAITS, "merge": one("paper", "correct"), "catch_up": one("current", "every_step"),

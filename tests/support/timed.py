@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import offbeat as ob
 
-IN_NODES = {"eager, in nodes", "wagma, in nodes"}
+IN_NODES = {"eager, in nodes", "ringmaster, in nodes", "wagma, in nodes"}
 IN_SMALL_BUCKETS = "coded in small buckets"  # which several workers own; a record holds a codec by its name alone
 TIMED: dict[str, ob.Strategy] = {
     "eager": ob.eager(),
@@ -20,6 +20,12 @@ TIMED: dict[str, ob.Strategy] = {
     "eager, coded": ob.eager(codec=ob.codec.qsgd(8)),
     "eager, coded in small buckets": ob.eager(codec=ob.codec.int8(bucket=7)),
     "eager, in nodes": ob.eager(per_node=2),
+    "ringmaster": ob.ringmaster(),
+    "ringmaster, fresh alone": ob.ringmaster(1),
+    "ringmaster, two versions": ob.ringmaster(2),
+    "ringmaster, of any age": ob.ringmaster(None),
+    "ringmaster, coded": ob.ringmaster(codec=ob.codec.qsgd(8)),
+    "ringmaster, in nodes": ob.ringmaster(per_node=2),
     "wagma": ob.wagma(),
     "wagma, tau 3": ob.wagma(tau=3),
     "wagma, correct": ob.wagma(merge="correct"),

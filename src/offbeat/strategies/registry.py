@@ -7,6 +7,7 @@ from offbeat.strategies.local_sgd import local_sgd as local_sgd
 from offbeat.strategies.adaptive import adaptive as adaptive
 from offbeat.strategies.dasgd import dasgd as dasgd
 from offbeat.strategies.eager import eager as eager
+from offbeat.strategies.ringmaster import ringmaster as ringmaster
 from offbeat.strategies.wagma import wagma as wagma
 from offbeat.strategies.nonblocking import nonblocking as nonblocking
 from offbeat.strategies.dpsgd import dpsgd as dpsgd
