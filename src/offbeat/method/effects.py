@@ -168,7 +168,8 @@ class Channel:
     """A partial collective: from ``Open`` on, any worker that is ready can start its next round.
 
     Round v averages within my block of ``whom(v)``. A worker that is still computing is answered for by its clerk:
-    with the gradients it still owes (``rules.absent`` "carry"; "drop" loses what is late), divided by all workers; or
+    with the gradients it still owes (``rules.absent`` "carry"; "drop" loses what is late, of "anew" its worker makes
+    another for the round it is in time for), divided by all workers; or
     with its last weights ("last"), divided by the block; or with weights that follow the rounds while it computes, to
     which it adds its steps ("shared"), so that nothing is ever lost from the mean.
 
@@ -186,9 +187,14 @@ class Channel:
     holds: Callable[[], Vec | None] = lambda: None  # what answers for me while I stand between two steps
     per_node: int = 1
     lost: Vec | None = None  # what coding has lost, added to what is given next; a clerk writes to it during rounds
+    like: Vec | None = None  # what its vectors look like, where they do not look like the weights
 
     def __post_init__(self) -> None:
         _keeps_what_it_leaves_out(self.codec, self.lost)
+
+    def looks(self, x: Vec) -> Vec:
+        """What its vectors look like where the weights are ``x``."""
+        return x if self.like is None else self.like
 
     def mix(self, x: Vec, t: int) -> Offer:
         """Deposit ``x``, made in step ``t``; the results that are there to be applied, oldest first."""

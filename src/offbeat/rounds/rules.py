@@ -8,7 +8,7 @@ from typing import Literal
 from offbeat.rounds.waiting import Wait
 
 CatchUp = Literal["current", "every_step"]
-Absent = Literal["carry", "drop", "last", "shared"]
+Absent = Literal["carry", "drop", "anew", "last", "shared"]
 
 
 @dataclass(frozen=True)

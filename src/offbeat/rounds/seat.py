@@ -138,7 +138,7 @@ class Seat:
         step += self._ahead
         deposit = Deposit(step, self.place.base)
         position = self.place.arrive(step)
-        if position is None and self.rules.absent == "drop":
+        if position is None and self.rules.absent in ("drop", "anew"):
             self.tray.discard(deposit)
         else:
             self.tray.deposit(x, deposit, self.place.weight())

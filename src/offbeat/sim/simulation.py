@@ -221,6 +221,7 @@ def _replica(fleet: Fleet | None, rank: int, size: int, seed: int, steps: int | 
         seed,
         steps,
         lambda: fleet.tick(rank),
+        slots=fleet.layout.slots,
     )
 
 

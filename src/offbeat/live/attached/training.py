@@ -66,6 +66,7 @@ class Training:
             given.seed,
             given.steps,
             parameters=len(flat.params),
+            slots=flat.layout.slots,
         )
         unknown = given.unknown_to_a_task
         self._recorder.begin(strategy, board.size, flat.params, given.seed, given.steps, unknown)
