@@ -37,6 +37,7 @@ TABLE: list[tuple[ob.Strategy, Facts]] = [
     (ob.diloco(4, overlap=2), LATER),
     (ob.eager(), OTHERS),
     (ob.ringmaster(), OTHERS),
+    (ob.decoupled(), OTHERS),
     (ob.wagma(), OTHERS),
     (ob.dpsgd(), OTHERS),
     (ob.ad_psgd(), OTHERS),

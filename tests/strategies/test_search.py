@@ -296,8 +296,10 @@ def check_replicas(case: Case, seen: Seen) -> None:
 
 def check_staleness(case: Case, run: ob.Run) -> None:
     versions = [r.version for r in run.trace.rounds]
-    if case.strategy.name in ("eager", "ringmaster", "wagma"):
+    if case.strategy.name in ("eager", "ringmaster", "wagma", "decoupled"):
         assert versions == list(range(len(versions)))
+    if case.strategy.name == "decoupled":
+        assert all(age == 0 for r in run.trace.rounds for age in r.staleness.values())
     if case.strategy.name == "ringmaster":
         of: Any = case.strategy.settings
         R = {None: math.inf, "workers": case.workers // of["per_node"]}.get(of["threshold"], of["threshold"])

@@ -57,6 +57,8 @@ OTHERS = {
     "wagma, bounded": ob.wagma(sync="bounded", staleness=2),
     "wagma, bounded, late": ob.wagma(sync="bounded", staleness=2, late=1),
     "wagma, coded": ob.wagma(tau=4, codec=ob.codec.qsgd(8)),
+    "decoupled": ob.decoupled(2, quorum=2),
+    "decoupled, quorum of one": ob.decoupled(quorum=1, merge="direct"),
     "ad_psgd": ob.ad_psgd(),
     "ad_psgd on a ring": ob.ad_psgd("ring"),
 }

@@ -98,6 +98,10 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "period": one(1, 2, 4, 6), "outer_lr": one(0.0, 0.7, 1.0), "outer_momentum": one(0.0, 0.9),
         "fragments": one(1, 1, 2), "overlap": whole(0, 2), "merge": one(0.0, 0.5, 1.0), "codec": codecs,
     },
+    "decoupled": {
+        "every": whole(1, 4), "fragments": whole(1, 3), "quorum": WAITS, "merge": one("radial", "direct"),
+        "outer_lr": one(0.0, 0.7, 1.0), "outer_momentum": one(0.0, 0.9), "per_node": per_node,
+    },
     "sparseloco": {
         "period": whole(1, 5), "decay": one(0.0, 0.5, 0.95, 1.0), "outer_lr": one(0.0, 0.65, 1.0),
         "codec": lambda workers, drawn: st.sampled_from([None, *CODECS, *SPARSE]),

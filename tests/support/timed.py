@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import offbeat as ob
 
-IN_NODES = {"eager, in nodes", "ringmaster, in nodes", "wagma, in nodes"}
+IN_NODES = {"decoupled, in nodes", "eager, in nodes", "ringmaster, in nodes", "wagma, in nodes"}
 IN_SMALL_BUCKETS = "coded in small buckets"  # which several workers own; a record holds a codec by its name alone
 TIMED: dict[str, ob.Strategy] = {
     "eager": ob.eager(),
@@ -53,5 +53,9 @@ TIMED: dict[str, ob.Strategy] = {
     "adaptive": ob.adaptive(2, sampling=4),
     "dasgd": ob.dasgd(3, delay=2),
     "diloco": ob.diloco(4, fragments=2, overlap=1),
+    "decoupled": ob.decoupled(),
+    "decoupled, direct": ob.decoupled(2, 3, "everyone", "direct"),
+    "decoupled, quorum of one": ob.decoupled(2, 2, 1, outer_lr=0.4),
+    "decoupled, in nodes": ob.decoupled(2, 2, per_node=2),
     "sparseloco": ob.sparseloco(3, codec=ob.codec.topk(8)),
 }

@@ -60,7 +60,7 @@ def test_one_node_alone_is_allreduce_bit_for_bit_whatever_the_settings(
 ALSO = [
     ob.allreduce(), ob.qsgd(2), ob.local_sgd(2), ob.adaptive(2), ob.dasgd(3, 2, merge="correct"), ob.dpsgd(),
     ob.dpsgd(order="atc"), ob.ad_psgd(), ob.sgp(), ob.matcha(), ob.nonblocking(micro=1), ob.diloco(2, 1.0, 0.0),
-    ob.noloco(2, 1.0, 0.0), ob.sparseloco(2),
+    ob.noloco(2, 1.0, 0.0), ob.sparseloco(2), ob.decoupled(2, 1, outer_lr=1.0, outer_momentum=0.0),
 ]  # fmt: skip
 
 

@@ -15,5 +15,6 @@ from offbeat.strategies.ad_psgd import ad_psgd as ad_psgd
 from offbeat.strategies.sgp import sgp as sgp
 from offbeat.strategies.matcha import matcha as matcha
 from offbeat.strategies.diloco import diloco as diloco
+from offbeat.strategies.decoupled import decoupled as decoupled
 from offbeat.strategies.sparseloco import sparseloco as sparseloco
 from offbeat.strategies.noloco import noloco as noloco
