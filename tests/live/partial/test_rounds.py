@@ -123,7 +123,7 @@ def test_a_bound_on_staleness_is_held(ran: Ran, size: int, name: str) -> None:
 @pytest.mark.parametrize("size", [2, 4])
 def test_nothing_is_applied_that_has_become_too_old(ran: Ran, size: int) -> None:
     ages = [age for one in ran[size]["dropped, if old"] for r in one.rounds for age in r.staleness.values()]
-    assert max(ages) == 1
+    assert max(ages) <= 1
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 9])
