@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offbeat.method import Card
+from offbeat.method import Card, Codec
 from offbeat.method.card import first_sentence
 from offbeat.strategies import STRATEGIES
 
@@ -42,7 +42,7 @@ def page(name: str) -> str:
     card = STRATEGIES[name]
     paper, axes = card.paper, card.paper.axes
     settings = list(inspect.signature(card.make).parameters.values())
-    call = f"ob.{name}({', '.join(f'{p.name}={p.default!r}' for p in settings)})"
+    call = f"ob.{name}({', '.join(f'{p.name}={_default(p)}' for p in settings)})"
     lines = [
         f"# {paper.full_name}",
         "",
@@ -55,7 +55,7 @@ def page(name: str) -> str:
         lines += ["## Settings", ""]
         lines += ["| setting | default | type |", "| --- | --- | --- |"]
         for p in settings:
-            lines.append(f"| `{p.name}` | `{p.default!r}` | `{p.annotation}` |")
+            lines.append(f"| `{p.name}` | `{_default(p)}` | `{p.annotation}` |")
         lines.append("")
     lines += [
         "## Its place among the methods",
@@ -104,6 +104,11 @@ def _paragraphs(text: str) -> str:
     """A docstring as Markdown: its labelled lines (*When it helps*: …) become paragraphs of their own."""
     lines = text.splitlines()
     return "\n".join(f"\n{line}" if line.startswith(("*", "Example:")) else line for line in lines).strip()
+
+
+def _default(setting: inspect.Parameter) -> str:
+    """A codec by its name, as on the command line."""
+    return setting.default.name if isinstance(setting.default, Codec) else repr(setting.default)
 
 
 def _first_author(card: Card) -> str:

@@ -8,6 +8,7 @@ in all orders; a state that was seen before is not searched again.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -197,7 +198,16 @@ class World:
         def seat(s: Seat) -> Any:
             results = tuple((v, numbers(o.value)) for v, (o, _) in s._results.items())
             tray = (numbers(s.tray.value), tuple(s.tray.pieces), s.tray._is_out, numbers(s.tray._since))
-            return (vars(s.place)["results"], s.place.taken, s.place.base, s.place.outstanding, results, tray, s.needs)
+            return (
+                vars(s.place)["results"],
+                s.place.taken,
+                s.place.base,
+                s.place.outstanding,
+                s.place.begun,
+                results,
+                tray,
+                s.needs,
+            )
 
         workers = tuple(
             (seat(w.seat), w.left, w.phase, tuple(w.says), tuple(w.hears), w.out, w.seat.flushed) for w in self.workers
@@ -281,6 +291,41 @@ def test_in_all_orders_what_is_dropped_is_counted() -> None:
         applied = total((g.value for g in world.workers[0].got), 4)
         gone = {(slot // 2, slot % 2) for slot, value in enumerate(applied.numbers) if value == 0.0}
         assert sorted(lost) == sorted(gone)
+
+
+@pytest.mark.parametrize("good_for", [1, 2, math.inf])
+@pytest.mark.parametrize("steps", [(2, 0), (2, 1)])
+def test_in_all_orders_a_gradient_is_applied_once_if_it_is_young_enough_and_else_dropped_and_counted(
+    good_for: float, steps: tuple[int, ...]
+) -> None:
+    found, ages = endings(Rules(waiting.first, "drop", good_for=good_for), steps), set()
+    for world in found:
+        assert [w.phase for w in world.workers] == ["over"] * len(steps), "nobody waits for ever"
+        lost = {world.first_slot[r] + step for r, w in enumerate(world.workers) for step in w.seat.lost}
+        for w in world.workers:
+            assert [g.version for g in w.got] == list(range(len(w.got))), "all results, in their order"
+            ages |= {age for g in w.got for age in g.contributors.values()}
+            applied = total((g.value for g in w.got), world.slots).numbers
+            assert applied == [0.0 if slot in lost else 1.0 / len(steps) for slot in range(world.slots)]
+        if good_for == math.inf:
+            assert not lost
+    assert max(ages) < good_for
+    assert max(ages) == (min(good_for - 1, 2) if steps[1] else 0)
+
+
+def test_in_all_orders_only_fresh_gradients_are_what_dropping_all_late_ones_leaves() -> None:
+    def outcomes(rules: Rules) -> set[Any]:
+        """What is lost, and what each round comes to."""
+        return {
+            tuple((tuple(w.seat.lost), tuple(tuple(numbers(g.value)) for g in w.got)) for w in world.workers)
+            for world in endings(rules, (2, 1))
+        }
+
+    def numbers(x: Vec) -> list[float]:
+        assert isinstance(x, Slots)
+        return x.numbers
+
+    assert outcomes(Rules(waiting.first, "drop", good_for=1)) == outcomes(Rules(waiting.first, "drop"))
 
 
 def test_in_all_orders_who_is_in_time_goes_on_with_the_result_of_its_round() -> None:

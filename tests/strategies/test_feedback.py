@@ -33,6 +33,7 @@ LEVEL = LR / 127
 TOPK = ob.codec.topk(4, 16)
 REFUSE: dict[str, Callable[[Codec], object]] = {
     "eager": lambda c: ob.eager(codec=c),
+    "ringmaster": lambda c: ob.ringmaster(codec=c),
     "wagma": lambda c: ob.wagma(codec=c),
     "nonblocking": lambda c: ob.nonblocking(codec=c),
     "dpsgd": lambda c: ob.dpsgd(codec=c),
@@ -45,6 +46,7 @@ KEEP: dict[str, Callable[[Codec | None], ob.Strategy]] = {
     "dasgd": lambda c: ob.dasgd(1, 0, 0.0, codec=c),
     "dasgd correct": lambda c: ob.dasgd(1, 0, merge="correct", codec=c),
     "diloco": lambda c: ob.diloco(1, 1.0, 0.0, codec=c),
+    "sparseloco": lambda c: ob.sparseloco(1, 1.0, codec=c),
     "wagma": lambda c: ob.wagma(4, None, "everyone", codec=c),
     "wagma correct": lambda c: ob.wagma(4, None, "everyone", merge="correct", codec=c),
 }
@@ -106,7 +108,7 @@ def test_what_is_left_out_comes_later(name: str) -> None:
 
 @pytest.mark.parametrize("name", REFUSE)
 def test_a_codec_that_leaves_numbers_out_is_refused_where_nothing_sends_them_later(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}: nothing sends later what topk4 leaves out; use bf16, .* diloco"):
+    with pytest.raises(ValueError, match=f"{name}: nothing sends later what topk4 leaves out; use bf16, .* sparseloco"):
         REFUSE[name](TOPK)
 
 
@@ -125,8 +127,8 @@ def test_methods_of_ones_own_are_told_so_too() -> None:
 
 @pytest.mark.parametrize("gathers", [False, True])
 def test_what_was_lost_is_kept_in_whole_groups_alone(gathers: bool) -> None:
-    x = Vec((torch.zeros(9),))
-    W = topology.everyone(4)(0) if gathers else topology.graph("ring", 4)(0)
+    x, ring = Vec((torch.zeros(9),)), topology.graph("ring", 4)(0)
     with pytest.raises(ValueError, match="what a codec lost is kept where a whole group takes its mean"):
-        Mix(x, W, ob.codec.int8(), nothing_lost(x), gathers).in_two_phases(0)
-    assert not Mix(x, W, ob.codec.int8(), gathers=gathers).in_two_phases(0)
+        Mix(x, ring, ob.codec.int8(), nothing_lost(x), gathers).in_two_phases(0)
+    assert not Mix(x, ring, ob.codec.int8(), gathers=gathers).in_two_phases(0)
+    assert Mix(x, topology.everyone(4)(0), ob.codec.int8(), nothing_lost(x), gathers).in_two_phases(0) != gathers

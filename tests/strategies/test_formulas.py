@@ -29,6 +29,7 @@ from tests.support.formulas import (
     by_matcha,
     by_noloco,
     by_sgp,
+    by_sparseloco,
     close,
     final,
 )
@@ -55,6 +56,14 @@ REFERENCES: dict[str, tuple[ob.Strategy, Callable[[int, int], Tensor]]] = {
     "streaming thrice": (
         ob.diloco(6, 1.0, 0.0, fragments=3, overlap=1, merge=0.25),
         partial(by_diloco, 6, 1.0, 0.0, 3, 1, 0.25),
+    ),
+    "sparseloco": (
+        ob.sparseloco(3, codec=ob.codec.topk(2, 4)),
+        partial(by_sparseloco, 3, 0.95, 1.0, ob.codec.topk(2, 4)),
+    ),
+    "sparseloco that forgets": (
+        ob.sparseloco(2, 0.3, 0.65, ob.codec.topk(1, 3, floats=True)),
+        partial(by_sparseloco, 2, 0.3, 0.65, ob.codec.topk(1, 3, floats=True)),
     ),
     "noloco": (ob.noloco(3), partial(by_noloco, 3, 0.7, 0.5, 0.7)),
     "noloco pull": (ob.noloco(2, 0.9, 0.3, pull=0.2), partial(by_noloco, 2, 0.9, 0.3, 0.2)),

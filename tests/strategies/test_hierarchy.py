@@ -20,6 +20,7 @@ METHODS = {
     "eager, every step": lambda n: ob.eager(per_node=n, catch_up="every_step", sync_every=4),
     "eager, late": lambda n: ob.eager(per_node=n, late=1),
     "eager, quorum, bounded": lambda n: ob.eager(0.5, per_node=n, sync="bounded", staleness=3),
+    "ringmaster": lambda n: ob.ringmaster(None, per_node=n),
     "wagma, correct": lambda n: ob.wagma(per_node=n, merge="correct"),
     "wagma, late": lambda n: ob.wagma(per_node=n, late=1),
     "wagma": lambda n: ob.wagma(per_node=n),
@@ -47,7 +48,7 @@ COUNTING = ob.Task(Slots, lambda out, y: -out.mean(), one_hot, lambda p: torch.o
 
 
 @shapes
-@pytest.mark.parametrize("name", ["eager", "wagma", "wagma, correct"])
+@pytest.mark.parametrize("name", ["eager", "ringmaster", "wagma", "wagma, correct"])
 def test_one_node_of_all_is_allreduce_bit_for_bit(workers: int, per_node: int, name: str) -> None:
     how: dict[str, Any] = {"workers": workers, "steps": STEPS, "delays": ob.delays.exponential(0.3)}
     run, twin = ob.simulate(METHODS[name](workers), TASK, **how), ob.simulate(ob.allreduce(), TASK, **how)

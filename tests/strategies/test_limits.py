@@ -24,6 +24,7 @@ EQUALS_ALLREDUCE = {
     "dpsgd": ob.dpsgd("complete", "atc"),
     "sgp": ob.sgp("everyone"),
     "diloco": ob.diloco(1, 1.0, 0.0),
+    "sparseloco": ob.sparseloco(1, codec=None),
 }
 EQUALS_LOCAL = {
     "dasgd": ob.dasgd(4, 0, 0.0),
@@ -31,6 +32,8 @@ EQUALS_LOCAL = {
     "adaptive": ob.adaptive(4, low=0.0, high=math.inf),
     "adaptive that only samples": ob.adaptive(4, sampling=1.0),
     "diloco": ob.diloco(4, 1.0, 0.0),
+    "sparseloco": ob.sparseloco(4, codec=None),
+    "sparseloco that forgets": ob.sparseloco(4, 0.0, codec=None),
 }
 SERIAL = {
     **EQUALS_ALLREDUCE,
@@ -52,6 +55,7 @@ TOGETHER = {  # with the number of steps after which all replicas must be equal,
     "dasgd": (ob.dasgd(4, 0, 0.0), 8),
     "diloco": (ob.diloco(4), 8),
     "diloco, coded": (ob.diloco(4, codec=ob.codec.int8()), 8),
+    "sparseloco": (ob.sparseloco(4, codec=ob.codec.topk(2, 5)), 8),
 }
 
 

@@ -210,7 +210,7 @@ def check_counts(case: Case, run: ob.Run, seen: Seen) -> None:
         for step in range(taken)
     }
     how = case.strategy.settings
-    if case.strategy.name == "msync" or (case.strategy.name == "eager" and how["stale"] == "drop"):
+    if case.strategy.name in ("msync", "ringmaster") or how.get("stale") == "drop":
         lost = {case.slot(rank, step) for rank, step in run.lost}
         assert lost <= set(due)
         due = {slot: times for slot, times in due.items() if slot not in lost}
@@ -242,6 +242,8 @@ def conserves(case: Case) -> bool:
         return False
     if name == "eager":
         return how["stale"] != "fade" and how["apply"] == "queue" and not coded
+    if name == "ringmaster":
+        return not coded
     if name == "wagma":
         return (how["merge"] == "correct" or how["late"] > 0) and not coded
     if name == "dasgd":
@@ -249,6 +251,8 @@ def conserves(case: Case) -> bool:
     if name == "diloco":
         plain = how["outer_lr"] == 1.0 and how["outer_momentum"] == 0.0 and how["overlap"] == 0
         return plain and how["merge"] == 0.0 and not coded
+    if name == "sparseloco":
+        return how["outer_lr"] == 1.0 and not coded
     if name == "sgp":
         return how["graph"] in ("everyone", "complete", "ring", "exponential", "torus", "one_peer_exponential")
     if name in ("local_sgd", "adaptive"):
@@ -285,7 +289,7 @@ def check_replicas(case: Case, seen: Seen) -> None:
     """Before the closing average: equal on all where the method says so, and within a node always."""
     how: Any = case.strategy.settings
     name = case.strategy.name
-    equal = name in ("allreduce", "qsgd", "msync") or (name == "eager" and how["apply"] == "queue")
+    equal = name in ("allreduce", "qsgd", "msync", "ringmaster") or (name == "eager" and how["apply"] == "queue")
     equal |= name == "nonblocking" and how["over"] in ("allreduce", "server")
     together = case.workers if equal else how.get("per_node", 1)
     for rank in range(case.workers):
@@ -294,8 +298,14 @@ def check_replicas(case: Case, seen: Seen) -> None:
 
 def check_staleness(case: Case, run: ob.Run) -> None:
     versions = [r.version for r in run.trace.rounds]
-    if case.strategy.name in ("eager", "msync", "wagma"):
+    if case.strategy.name in ("eager", "msync", "ringmaster", "wagma", "decoupled"):
         assert versions == list(range(len(versions)))
+    if case.strategy.name == "decoupled":
+        assert all(age == 0 for r in run.trace.rounds for age in r.staleness.values())
+    if case.strategy.name == "ringmaster":
+        of: Any = case.strategy.settings
+        R = {None: math.inf, "workers": case.workers // of["per_node"]}.get(of["threshold"], of["threshold"])
+        assert all(age < R for r in run.trace.rounds for age in r.staleness.values())
     if case.strategy.settings.get("sync") == "bounded":
         how: Any = case.strategy.settings
         every = how["sync_every"] if case.strategy.name == "eager" else how["tau"]

@@ -23,7 +23,7 @@ from offbeat.method.effects import Begin, Finish, Grad, GradMix, Mix, Next, Tick
 from offbeat.method.replica import Replica
 from offbeat.method.strategy import Strategy
 from offbeat.tensors.stretches import CodedShare, Stretches, coded_mean
-from offbeat.tensors.sums import coded, mean, weighted
+from offbeat.tensors.sums import coded, keep, mean, owing, weighted
 from offbeat.tensors.vector import Vec
 from offbeat.topology import matchings
 
@@ -47,6 +47,7 @@ STRATEGIES = {
     "diloco": ob.diloco(3),
     "diloco overlap": ob.diloco(4, overlap=3, merge=0.5),
     "streaming": ob.diloco(6, fragments=2, overlap=1, merge=0.5),
+    "sparseloco": ob.sparseloco(3, codec=None),
     "noloco": ob.noloco(3),
 }
 CODECS = {
@@ -55,7 +56,7 @@ CODECS = {
     "qsgd": ob.codec.qsgd(4),
     "topk": ob.codec.topk(16, chunk=64),
 }
-SEND_LATER = {"local_sgd", "adaptive", "dasgd", "diloco"}  # what a codec left out
+SEND_LATER = {"local_sgd", "adaptive", "dasgd", "diloco", "sparseloco"}  # what a codec left out
 CODED = {
     f"{name}, {word}": ob.strategy(made.name, **{**made.settings, "codec": codec})
     for name, made in STRATEGIES.items()
@@ -73,7 +74,8 @@ def simulate(name: str, task: ob.Task | None = TASK, workers: int = 4, **how: An
 
 
 def test_the_registry_has_every_strategy_in_its_order() -> None:
-    order = ["allreduce", "qsgd", "local_sgd", "adaptive", "dasgd", "dpsgd", "sgp", "matcha", "diloco", "noloco"]
+    order = ["allreduce", "qsgd", "local_sgd", "adaptive", "dasgd", "dpsgd", "sgp", "matcha", "diloco"]
+    order += ["sparseloco", "noloco"]
     assert [name for name in ob.STRATEGIES if name in order] == order
     assert {made.name for made in STRATEGIES.values()} == set(order)
 
@@ -339,10 +341,13 @@ class Lockstep:
     def _post(self, r: int, x: Vec, effect: Any) -> InFlight:
         ticket = InFlight(self.seq[r])
         self.seq[r] += 1
-        share: Any = coded(x, effect.codec, (r,)) if effect.codec else x.clone()
+        wanted = owing(x, getattr(effect, "lost", None))
+        share: Any = coded(wanted, effect.codec, (r,)) if effect.codec else x.clone()
         if isinstance(effect, Mix) and effect.in_two_phases(r):
             assert effect.codec is not None
             share = CodedShare(x, Stretches(x, effect.codec, len(self.me)), r, (r,), effect.lost)
+        elif isinstance(effect, Mix) and effect.codec:
+            keep(effect.lost, wanted, share)
         self.posts.setdefault(ticket.seq, {})[r] = (share, effect.W)
         return ticket
 

@@ -39,11 +39,13 @@ EAGER = {
     "bounded": ob.eager(sync="bounded", staleness=2),
     "bounded, late": ob.eager(sync="bounded", staleness=2, late=1),
     "bounded, every step": ob.eager(0.25, catch_up="every_step", sync="bounded", staleness=3),
+    "of any age": ob.ringmaster(None),
 }
 OTHERS = {
     "latest": ob.eager(apply="latest"),
     "dropped": ob.eager(stale="drop", sync_every=None),
     "dropped, late": ob.eager(stale="drop", sync_every=None, late=1),
+    "dropped, if old": ob.ringmaster(2),
     "coded": ob.eager(codec=ob.codec.qsgd(8)),
     "wagma": ob.wagma(tau=4),
     "wagma of two": ob.wagma(group=2, tau=None),
@@ -55,6 +57,8 @@ OTHERS = {
     "wagma, bounded": ob.wagma(sync="bounded", staleness=2),
     "wagma, bounded, late": ob.wagma(sync="bounded", staleness=2, late=1),
     "wagma, coded": ob.wagma(tau=4, codec=ob.codec.qsgd(8)),
+    "decoupled": ob.decoupled(2, quorum=2),
+    "decoupled, quorum of one": ob.decoupled(quorum=1, merge="direct"),
     "ad_psgd": ob.ad_psgd(),
     "ad_psgd on a ring": ob.ad_psgd("ring"),
 }

@@ -145,6 +145,20 @@ def by_diloco(
     return its.w
 
 
+def by_sparseloco(H: int, beta: float, alpha: float, Q: Any, workers: int, steps: int) -> Tensor:
+    its = Local(workers)
+    theta, e = its.w[0], torch.zeros_like(its.w)
+    for t in range(steps):
+        its.descend(t)
+        if (t + 1) % H == 0:
+            e = beta * e + (theta - its.w)
+            s = torch.stack([Q.decode(Q.encode(row, (0,)), row) for row in e]) if Q else e
+            e = e - s
+            theta = theta - alpha * s.mean(0)
+            its.w = theta.expand_as(its.w)
+    return its.w
+
+
 def by_noloco(H: int, beta: float, mu: float, gamma: float, workers: int, steps: int, seed: int = 0) -> Tensor:
     its = Local(workers)
     phi, m = its.w, torch.zeros_like(its.w)

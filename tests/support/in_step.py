@@ -36,6 +36,9 @@ IN_STEP: dict[str, ob.Strategy] = {
         ob.diloco(period=4),
         ob.diloco(period=6, fragments=2, overlap=1, merge=0.5),
         ob.diloco(period=6, fragments=2, overlap=1, codec=ob.codec.qsgd(4, bucket=33)),
+        ob.sparseloco(),
+        ob.sparseloco(period=3, codec=ob.codec.topk(8, chunk=50)),
+        ob.sparseloco(period=4, decay=0.5, outer_lr=0.7, codec=ob.codec.qsgd(4, bucket=33)),
         ob.noloco(),
         ob.noloco(period=3),
     )

@@ -19,6 +19,7 @@ CODECS = [
     ob.codec.bf16(), ob.codec.fp16(), ob.codec.int8(bucket=5), ob.codec.qsgd(2, 3), ob.codec.qsgd(8),
     ob.codec.qsgd(4, 7, "l2"),
 ]  # fmt: skip
+SPARSE = [ob.codec.topk(2, 5), ob.codec.topk(), ob.codec.topk(5, 5, floats=True)]
 GRAPHS = ["ring", "complete", "everyone", "exponential", "one_peer_exponential", "grid", "torus", "hypercube"]
 
 Settings = dict[str, Any]
@@ -78,6 +79,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "codec": codecs,
     },
     "msync": {"m": one("75%", "2 workers", 1, 2, 3, 0.25, 0.5, 0.9, 1.0), "codec": codecs},
+    "ringmaster": {"threshold": one("workers", None, 1, 2, 5), "per_node": per_node, "codec": codecs},
     "wagma": {
         "group": lambda workers, drawn: st.none() | st.integers(1, workers), "tau": one(None, 1, 3, 10),
         "wait": WAITS, "merge": one("paper", "correct"), "catch_up": one("current", "every_step"),
@@ -99,6 +101,14 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "period": one(1, 2, 4, 6), "outer_lr": one(0.0, 0.7, 1.0), "outer_momentum": one(0.0, 0.9),
         "fragments": one(1, 1, 2), "overlap": whole(0, 2), "merge": one(0.0, 0.5, 1.0),
         "codec": codecs, "pace": one("equal", "equal", "speed"),
+    },
+    "decoupled": {
+        "every": whole(1, 4), "fragments": whole(1, 3), "quorum": WAITS, "merge": one("radial", "direct"),
+        "outer_lr": one(0.0, 0.7, 1.0), "outer_momentum": one(0.0, 0.9), "per_node": per_node,
+    },
+    "sparseloco": {
+        "period": whole(1, 5), "decay": one(0.0, 0.5, 0.95, 1.0), "outer_lr": one(0.0, 0.65, 1.0),
+        "codec": lambda workers, drawn: st.sampled_from([None, *CODECS, *SPARSE]),
     },
     "noloco": {
         "period": whole(1, 4), "outer_lr": one(0.0, 0.7, 1.0), "outer_momentum": one(0.0, 0.5), "pull": one(None, 0.3),

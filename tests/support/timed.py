@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import offbeat as ob
 
-IN_NODES = {"eager, in nodes", "wagma, in nodes"}
+IN_NODES = {"decoupled, in nodes", "eager, in nodes", "ringmaster, in nodes", "wagma, in nodes"}
 BY_SPEED = {"local_sgd, by speed", "local_sgd, by speed and coded", "diloco, by speed"}  # never averaged half-way
 IN_SMALL_BUCKETS = "coded in small buckets"  # which several workers own; a record holds a codec by its name alone
 TIMED: dict[str, ob.Strategy] = {
@@ -23,6 +23,12 @@ TIMED: dict[str, ob.Strategy] = {
     "eager, in nodes": ob.eager(per_node=2),
     "msync": ob.msync(),
     "msync, coded": ob.msync(0.5, ob.codec.qsgd(8)),
+    "ringmaster": ob.ringmaster(),
+    "ringmaster, fresh alone": ob.ringmaster(1),
+    "ringmaster, two versions": ob.ringmaster(2),
+    "ringmaster, of any age": ob.ringmaster(None),
+    "ringmaster, coded": ob.ringmaster(codec=ob.codec.qsgd(8)),
+    "ringmaster, in nodes": ob.ringmaster(per_node=2),
     "wagma": ob.wagma(),
     "wagma, tau 3": ob.wagma(tau=3),
     "wagma, correct": ob.wagma(merge="correct"),
@@ -53,4 +59,9 @@ TIMED: dict[str, ob.Strategy] = {
     "dasgd": ob.dasgd(3, delay=2),
     "diloco": ob.diloco(4, fragments=2, overlap=1),
     "diloco, by speed": ob.diloco(4, pace="speed"),
+    "decoupled": ob.decoupled(),
+    "decoupled, direct": ob.decoupled(2, 3, "everyone", "direct"),
+    "decoupled, quorum of one": ob.decoupled(2, 2, 1, outer_lr=0.4),
+    "decoupled, in nodes": ob.decoupled(2, 2, per_node=2),
+    "sparseloco": ob.sparseloco(3, codec=ob.codec.topk(8)),
 }

@@ -39,14 +39,14 @@ def uncoded(strategy: ob.Strategy) -> ob.Strategy:
 # Nobody to wait for.
 
 
-@pytest.mark.parametrize("name", ["eager", "msync", "wagma"])
+@pytest.mark.parametrize("name", ["eager", "msync", "ringmaster", "wagma"])
 @given(data=st.data())
 @settings(max_examples=40)
 def test_one_worker_alone_is_plain_training_bit_for_bit_whatever_the_settings(name: str, data: st.DataObject) -> None:
     assert torch.equal(final(data.draw(a_method(name, 1))), final(ob.allreduce()))  # whose own law is below
 
 
-@pytest.mark.parametrize("name", ["eager", "wagma"])
+@pytest.mark.parametrize("name", ["eager", "ringmaster", "wagma"])
 @given(data=st.data(), size=st.integers(2, 4))
 @settings(max_examples=30)
 def test_one_node_alone_is_allreduce_bit_for_bit_whatever_the_settings(
@@ -60,7 +60,7 @@ def test_one_node_alone_is_allreduce_bit_for_bit_whatever_the_settings(
 ALSO = [
     ob.allreduce(), ob.qsgd(2), ob.local_sgd(2), ob.adaptive(2), ob.dasgd(3, 2, merge="correct"), ob.dpsgd(),
     ob.dpsgd(order="atc"), ob.ad_psgd(), ob.sgp(), ob.matcha(), ob.nonblocking(micro=1), ob.diloco(2, 1.0, 0.0),
-    ob.noloco(2, 1.0, 0.0),
+    ob.noloco(2, 1.0, 0.0), ob.sparseloco(2), ob.decoupled(2, 1, outer_lr=1.0, outer_momentum=0.0),
 ]  # fmt: skip
 
 
@@ -71,7 +71,7 @@ def test_the_other_methods_alone_are_plain_training_to_rounding(strategy: ob.Str
 
 
 def test_the_other_methods_are_all_named() -> None:
-    assert {s.name for s in ALSO} == set(ob.STRATEGIES) - {"eager", "msync", "wagma"}
+    assert {s.name for s in ALSO} == set(ob.STRATEGIES) - {"eager", "msync", "ringmaster", "wagma"}
 
 
 # Nobody to send to.
@@ -113,6 +113,7 @@ def test_one_worker_with_two_bits_learns_as_without() -> None:
 
 LIVE = [
     ob.eager(codec=ob.codec.qsgd(2, 3)), ob.eager(late=1), ob.eager(late=1, codec=ob.codec.int8(5)),
+    ob.ringmaster(1, codec=ob.codec.bf16()),
     ob.wagma(codec=ob.codec.qsgd(2, 3)), ob.wagma(late=1), ob.wagma(merge="correct", codec=ob.codec.bf16()),
     ob.local_sgd(2, codec=ob.codec.qsgd(2, 3)), ob.adaptive(2, codec=ob.codec.bf16()), ob.qsgd(2),
     ob.dasgd(2, 0, 0.0, codec=ob.codec.int8(5)), ob.dpsgd(codec=ob.codec.qsgd(2, 3)), ob.sgp(codec=ob.codec.bf16()),

@@ -7,7 +7,8 @@
   micro-batches: `Batch`, `Done`, with a `Stop`; shared weights: `Share`, `Meet`, `Add`, `Retire`; one's own time:
   `Spent`. ``me.steps()`` asks `Next` for a `Turn`; a channel's ``mix`` and ``rest`` are `Offer` and `Rest`; what was
   begun is a `Ticket`
-* **values**: `Vec`, `pack`, `unpack`, `scalar`; `Mixing`, `Edge`, `Nodes`; `Codec`, `sent_to`, `nothing_lost`
+* **values**: `Vec`, `pack`, `unpack`, `scalar`, `numbers`; `Mixing`, `Edge`, `Nodes`; `Codec`, `sent_to`,
+  `nothing_lost`
 * **modules**: `topology` and its `matchings` (with whom), `waiting` (for whom), `codec` (in how many bytes), `pacing`
   (how often), `micro` (in how many pieces), `draw` (chance that all workers agree on), `units` (numbers in words)
 * **checks** of settings: `whole`, `between`, `one_of`
@@ -54,7 +55,7 @@ from offbeat.rounds.waiting import Wait
 from offbeat.tensors import codec
 from offbeat.tensors.codec import Codec, sent_to
 from offbeat.tensors.stretches import nothing_lost
-from offbeat.tensors.vector import Vec, pack, scalar, unpack
+from offbeat.tensors.vector import Vec, numbers, pack, scalar, unpack
 from offbeat.topology import Edge, Mixing, matchings
 from offbeat.topology.hierarchy import Nodes
 
@@ -106,6 +107,7 @@ __all__ = [
     "method",
     "micro",
     "nothing_lost",
+    "numbers",
     "one_of",
     "pacing",
     "pack",

@@ -101,7 +101,8 @@ class Mix(Effect[Vec]):
     own share is coded then as others get it; what goes to nobody is not coded.
 
     ``lost``: what coding has lost so far, to be added to ``x`` (``nothing_lost`` at the beginning). When the answer is
-    there it holds what was lost this time; until then neither it nor ``x`` may change.
+    there it holds what was lost this time; until then neither it nor ``x`` may change. Where shares are gathered, that
+    is what coding one's own has lost.
     """
 
     x: Vec
@@ -117,10 +118,10 @@ class Mix(Effect[Vec]):
         """Whether this worker's share is summed so."""
         if sent_to(self.codec, self.W.audience(rank)) is None:
             return False
-        phases = not self.gathers and self.W.block(rank) is not None
-        if self.lost is not None and not phases:
+        in_a_group = self.W.block(rank) is not None
+        if self.lost is not None and not in_a_group:
             raise ValueError(f"what a codec lost is kept where a whole group takes its mean, not along {self.W}")
-        return phases
+        return in_a_group and not self.gathers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,7 +173,8 @@ class Channel:
     """A partial collective: from ``Open`` on, any worker that is ready can start its next round.
 
     Round v averages within my block of ``whom(v)``. A worker that is still computing is answered for by its clerk:
-    with the gradients it still owes (``rules.absent`` "carry"; "drop" loses what is late), divided by all workers; or
+    with the gradients it still owes (``rules.absent`` "carry"; "drop" loses what is late, of "anew" its worker makes
+    another for the round it is in time for), divided by all workers; or
     with its last weights ("last"), divided by the block; or with weights that follow the rounds while it computes, to
     which it adds its steps ("shared"), so that nothing is ever lost from the mean.
 
@@ -190,9 +192,14 @@ class Channel:
     holds: Callable[[], Vec | None] = lambda: None  # what answers for me while I stand between two steps
     per_node: int = 1
     lost: Vec | None = None  # what coding has lost, added to what is given next; a clerk writes to it during rounds
+    like: Vec | None = None  # what its vectors look like, where they do not look like the weights
 
     def __post_init__(self) -> None:
         _keeps_what_it_leaves_out(self.codec, self.lost)
+
+    def looks(self, x: Vec) -> Vec:
+        """What its vectors look like where the weights are ``x``."""
+        return x if self.like is None else self.like
 
     def mix(self, x: Vec, t: int) -> Offer:
         """Deposit ``x``, made in step ``t``; the results that are there to be applied, oldest first."""

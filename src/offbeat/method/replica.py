@@ -10,6 +10,7 @@ from typing import Any
 from offbeat.method.effects import Next, Turn
 from offbeat.method.facts import Reported
 from offbeat.method.moments import Moments
+from offbeat.tensors.layout import Slot
 from offbeat.tensors.vector import Vec, pack
 from offbeat.topology.hierarchy import Nodes
 
@@ -19,7 +20,8 @@ class Replica:
 
     ``x`` are the weights, ``model`` the weights together with floating buffers (such as BatchNorm statistics): both
     are the live memory of the model, so ``me.x.copy_(…)`` changes it. ``horizon`` is the number of steps of the run
-    where that is known; ``parameters`` how many the weights consist of, where gradients say which of them they used.
+    where that is known; ``parameters`` how many the weights consist of, where gradients say which of them they used;
+    ``slots``: where each of them lies.
     ``memory`` is the strategy's own (``recall``); runtimes read ``reported``.
     """
 
@@ -36,6 +38,7 @@ class Replica:
         after: Callable[[], None] = lambda: None,
         parameters: int = 0,
         states: Callable[[], Mapping[Any, Mapping[str, Any]]] = dict,
+        slots: Sequence[Slot] = (),
     ) -> None:
         self.rank, self.size, self.seed, self.horizon = rank, size, seed, horizon
         self.x, self.parameters = x, parameters
@@ -44,7 +47,7 @@ class Replica:
         self.memory = SimpleNamespace()
         self.reported = Reported()
         self._update = update
-        self._groups, self._after, self._states = groups, after, states
+        self._groups, self._after, self._states, self._slots = groups, after, states, tuple(slots)
 
     @property
     def lr(self) -> float:
@@ -74,6 +77,14 @@ class Replica:
     def moments(self, order: int) -> Moments:
         """A copy of the inner optimiser's averages of gradients (``order`` 1) or of their squares (2), as a vector."""
         return Moments(order, self.x, self._groups(), self._states())
+
+    def tensors(self, v: Vec) -> list[Vec]:
+        """``v``, which is like the weights, as the model's tensors: views, in the model's order. (A phantom is one.)"""
+        if not v.parts:
+            return [v]
+        if not self._slots:
+            return [Vec((p,)) for p in v.parts]
+        return [Vec((v.parts[s.part][s.offset : s.offset + s.numel],)) for s in self._slots]
 
     def steps(self) -> Steps:
         """The steps of the run, from where it stands (after a resume not from 0); everybody takes all of them."""

@@ -16,11 +16,12 @@ class Place:
     taken: int = 0  # results handed to the strategy
     base: int = 0  # results contained in the weights the step under way was begun with
     outstanding: int = -1  # the last round arrived for
+    begun: int = 0  # rounds that have taken what this worker gives to them; what it deposits now goes to the next one
 
     @classmethod
     def beginning(cls, rules: Rules, rounds: int) -> Place:
         """Where so many rounds are over, and their results applied."""
-        return cls(rules, rounds, rounds, rounds, rounds - 1)
+        return cls(rules, rounds, rounds, rounds, rounds - 1, rounds)
 
     def must_wait_first(self) -> bool:
         """Before a new deposit, the result of the round arrived for last must be there."""
@@ -33,6 +34,11 @@ class Place:
         same. One that lacks another's is late: if it were not, each of P quick workers would start a round of its own
         in every step, with one gradient in it, and the optimiser would take P steps for one.
         """
+        if self.rules.good_for is not None:
+            if self.begun - self.base >= self.rules.good_for:
+                return None
+            self.outstanding = self.begun
+            return self.begun
         if self.rules.catch_up == "every_step":
             self.outstanding = step
             return step if self.results <= step or self.rules.is_full(step) else None
@@ -58,11 +64,16 @@ class Place:
         The base alone does not say: where results come a round late, the gradient that just missed round v − 1 has the
         same base as one that is in time for round v.
         """
-        in_time = self.rules.catch_up == "every_step" or version - base <= self.rules.late
+        if self.rules.good_for is not None:
+            in_time = version - base < self.rules.good_for
+        else:
+            in_time = self.rules.catch_up == "every_step" or version - base <= self.rules.late
         return self.outstanding == version and in_time
 
     def waits_for(self, position: int | None) -> int:
         """How many results must be there before the worker goes on."""
+        if position is None and self.rules.good_for is not None:
+            return self.begun  # what it had was too old; what it begins now is as new as can be
         if position is None or self.rules.late:
             return 0
         return position + 1

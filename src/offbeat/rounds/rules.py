@@ -8,7 +8,7 @@ from typing import Literal
 from offbeat.rounds.waiting import Wait
 
 CatchUp = Literal["current", "every_step"]
-Absent = Literal["carry", "drop", "last", "shared"]
+Absent = Literal["carry", "drop", "anew", "last", "shared"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,9 @@ class Rules:
 
     ``full_every``: every n-th round is full, all workers stop for it. ``bound``: a round waits for a worker whose next
     contribution would otherwise be older than that. ``late``: how many rounds a result may stay out while its worker
-    goes on computing (0: it waits for it). ``fade``: a gradient counts the less, the staler it is.
+    goes on computing (0: it waits for it). ``fade``: a gradient counts the less, the staler it is. ``good_for``: a
+    gradient that is younger than so many rounds starts or joins the next one, as if it had been made for it; an older
+    one is dropped, and its worker goes on with the newest weights. (None: only what was made for a round starts it.)
     """
 
     wait: Wait
@@ -27,6 +29,7 @@ class Rules:
     catch_up: CatchUp = "current"
     late: int = 0
     fade: bool = False
+    good_for: float | None = None
 
     def among(self, workers: int) -> Rules:
         """The rules where so many take part: alone there is nobody to wait for, so nothing needs to be late."""

@@ -149,7 +149,7 @@ class Seat:
         step += self._ahead
         deposit = Deposit(step, self.place.base)
         position = self.place.arrive(step)
-        if position is None and self.rules.absent == "drop":
+        if position is None and self.rules.absent in ("drop", "anew"):
             self.tray.discard(deposit)
         else:
             self.tray.deposit(x, deposit, self.place.weight())
@@ -296,6 +296,7 @@ class Seat:
         self._note("flush" if flush else "snapshot", version)
         deposits = self.tray.pieces
         in_time = bool(deposits) and not flush and self.place.made_for(version, deposits[-1].base)
+        self.place.begun = version + 1
         shot = self.tray.snapshot(version, in_time, scale)
         age = shot.staleness(version)
         share = None if age is None else Freshness(age, shot.fresh(version, self.rules.catch_up))

@@ -107,9 +107,10 @@ class Tray:
         return self.spare.pop() if self.spare else self.new()
 
     def discard(self, piece: Deposit) -> None:
-        """A gradient that came too late, where late ones are dropped."""
+        """What came too late: a gradient that is dropped, or something that its worker makes anew for a later round."""
         self.deposits += 1
-        self.lost.append(piece)
+        if self.absent == "drop":
+            self.lost.append(piece)
 
     def snapshot(self, version: int, made_for_it: bool, scale: float = 1.0) -> Snapshot:
         """What the worker gives to round ``version``; gradients leave the tray, weights stay in it.

@@ -169,7 +169,7 @@ class SimulatedChannel:
 
     def _deliver(self, version: int, given: dict[int, Given], value: Vec | None, started_by: int) -> None:
         flush, shares = started_by == FLUSH, {r: g.share for r, g in given.items() if g.share is not None}
-        value = self.chairs[0].me.x.zeros_like() if value is None else value
+        value = self.channel.looks(self.chairs[0].me.x).zeros_like() if value is None else value
         outcome = Outcome.of(self.nodes, version, value, shares, len(given), flush)
         delivered = [self.chairs[r].seat.deliver(outcome, one) for r, one in given.items()]
         if all(delivered):
@@ -235,12 +235,11 @@ def summed(
     codec = sent_to(channel.codec, len(given) - 1)
     vecs = {r: one.value for r, one in given.items() if one.value is not None}
     if codec is not None:
-        return coded_mean(
-            shares(vecs, list(given), Stretches(me.x, codec, len(given)), me.seed, version, lost), divisor
-        )
+        stretches = Stretches(channel.looks(me.x), codec, len(given))
+        return coded_mean(shares(vecs, list(given), stretches, me.seed, version, lost), divisor)
     return mean(list(vecs.values()), divisor) if vecs else None
 
 
 def charge(channel: Channel, me: Replica, network: Network, leaders: list[int]) -> tuple[float, int]:
     """How long a round among these takes, and how many bytes it sends."""
-    return sum_cost(network, leaders, me.x, channel.codec)
+    return sum_cost(network, leaders, channel.looks(me.x), channel.codec)

@@ -15,7 +15,7 @@ from offbeat.sim.costs import sum_cost
 from offbeat.sim.network import Network
 from offbeat.tensors.codec import Codec, sent_to
 from offbeat.tensors.stretches import CodedShare, Stretches, coded_mean, shares
-from offbeat.tensors.sums import coded, mean, weighted
+from offbeat.tensors.sums import coded, keep, mean, owing, weighted
 from offbeat.tensors.vector import Vec
 from offbeat.tensors.wire import message_bytes
 from offbeat.topology import Mixing
@@ -89,7 +89,11 @@ class Exchanges:
             if len(block.pending) == len(ranks):
                 self._average(seq, block, effect.x, codec, gathers=False)
             return pending
-        x = effect.x if codec is None else coded(effect.x, codec, (me.seed, rank, seq))
+        x = effect.x
+        if codec is not None:
+            wanted = owing(x, effect.lost)
+            x = coded(wanted, codec, (me.seed, rank, seq))
+            keep(effect.lost, wanted, x)
         if ranks == (rank,):
             pending.value, pending.arrived = (x.clone() if begun else x), True
         elif ranks is not None:

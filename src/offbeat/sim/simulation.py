@@ -222,6 +222,7 @@ def _replica(fleet: Fleet | None, rank: int, size: int, seed: int, steps: int | 
         steps,
         lambda: fleet.tick(rank),
         states=lambda: fleet.states(rank),
+        slots=fleet.layout.slots,
     )
 
 

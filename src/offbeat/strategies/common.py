@@ -21,7 +21,7 @@ from offbeat.method import (
     whole,
 )
 
-LATER = "local_sgd, adaptive, dasgd or diloco, which keep it and send it with the next average"
+LATER = "local_sgd, adaptive, dasgd, diloco or sparseloco, which keep it and send it with the next average"
 Sync = Literal["barrier", "bounded"]
 
 

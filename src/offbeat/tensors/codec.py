@@ -2,9 +2,9 @@
 
 A codec turns a flat tensor into a message of bytes and back. Quantised values cannot be summed on the way. A group
 therefore sums in two phases: each member is sent everybody's coded part of one stretch, sums it, codes the sum, and
-sends it to all, which is about two messages a worker however many there are. ``qsgd`` gathers everybody's message on
-every worker instead, as its paper does, and so does mixing along a graph. What goes to nobody is not coded
-(``sent_to``): one worker, or a group of one, trains as without a codec.
+sends it to all, which is about two messages a worker however many there are. ``qsgd`` and ``sparseloco`` gather
+everybody's message on every worker instead, as their papers do, and so does mixing along a graph. What goes to nobody
+is not coded (``sent_to``): one worker, or a group of one, trains as without a codec.
 
 Methods that average weights keep what a codec lost and send it with the next average (``Mix(…, lost=…)``).
 
@@ -358,7 +358,7 @@ def topk(k: int = 64, chunk: int = 4096, floats: bool = False) -> TopK:
     """The ``k`` largest of each ``chunk`` of numbers, in 14 bits each: 12 say which, 2 how large.
 
     What is left out is lost, and always the same way: it is for methods that send later what a codec lost
-    (``local_sgd``, ``adaptive``, ``dasgd``, ``diloco``); the others refuse it.
+    (``local_sgd``, ``adaptive``, ``dasgd``, ``diloco``, ``sparseloco``); the others refuse it.
 
     floats: send the numbers as float32 instead of 2 bits. With ``k`` a whole chunk nothing is lost then.
     """

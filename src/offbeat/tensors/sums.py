@@ -34,6 +34,17 @@ def weighted(rows: Iterable[tuple[float, Vec]]) -> Vec:
     return Vec(parts, first._phantom_bytes)
 
 
+def owing(x: Vec, lost: Vec | None) -> Vec:
+    """What is to be sent: ``x``, and what coding has lost before."""
+    return x if lost is None else lost + x
+
+
+def keep(lost: Vec | None, wanted: Vec, sent: Vec) -> None:
+    """Note what was lost this time: of what was ``wanted``, all that was not ``sent``."""
+    if lost is not None:
+        lost.copy_(wanted - sent)
+
+
 def coded(x: Vec, codec: Codec, key: tuple[int, ...]) -> Vec:
     """What arrives when ``x`` is sent through ``codec``."""
     parts = [codec.decode(codec.encode(p, (*key, k)), p) for k, p in enumerate(x.parts)]

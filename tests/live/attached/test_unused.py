@@ -32,6 +32,7 @@ OTHERS = (
     ob.eager(late=1),
     ob.eager(stale="drop"),
     ob.eager(stale="fade"),
+    ob.ringmaster(None),
     ob.eager(codec=CODED),
     ob.nonblocking(4, codec=CODED, stop=NEVER_S),
     ob.nonblocking(4, over="ring", stop=NEVER_S),

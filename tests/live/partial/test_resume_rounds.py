@@ -38,6 +38,8 @@ ALONE = (
     ),
     ob.wagma(2, None, "everyone", sync="bounded", staleness=2),
     ob.wagma(1, 4, "everyone"),
+    ob.decoupled(1, 3, "everyone"),
+    ob.decoupled(3, 1, "everyone", "direct"),
 )
 IN_NODES = (
     ob.eager("everyone", sync_every=4, per_node=2),

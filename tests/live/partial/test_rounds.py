@@ -89,7 +89,7 @@ def test_a_run_ends_with_equal_replicas_and_leaves_nothing_behind(ran: Ran, size
 
 
 @pytest.mark.parametrize(("size", "name"), [run for run in RUNS if run[1] in EAGER])
-def test_eager_applies_every_sample_exactly_once(ran: Ran, size: int, name: str) -> None:
+def test_every_sample_is_applied_exactly_once(ran: Ran, size: int, name: str) -> None:
     everyone: list[Seen] = ran[size][name]
     assert torch.allclose(everyone[0].final * size, once_each(BATCHES[:size]), rtol=0, atol=1e-12)
     assert all(one.lost == [] for one in everyone)
@@ -100,7 +100,7 @@ def test_what_is_added_to_shared_weights_is_never_lost(ran: Ran, size: int, name
     assert torch.allclose(ran[size][name][0].final * size, once_each(BATCHES[:size]), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["dropped", "dropped, late"])
+@pytest.mark.parametrize("name", ["dropped", "dropped, late", "dropped, if old"])
 def test_what_is_dropped_is_named_and_everything_else_applied_once(ran: Ran, name: str) -> None:
     for size in (2, 4):
         everyone: list[Seen] = ran[size][name]
@@ -118,6 +118,12 @@ def test_a_bound_on_staleness_is_held(ran: Ran, size: int, name: str) -> None:
     stale = [age for one in ran[size][name] for r in one.rounds for age in r.staleness.values() if r.started_by >= 0]
     assert isinstance(bound, int)
     assert max(stale, default=0) <= bound
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_nothing_is_applied_that_has_become_too_old(ran: Ran, size: int) -> None:
+    ages = [age for one in ran[size]["dropped, if old"] for r in one.rounds for age in r.staleness.values()]
+    assert max(ages) <= 1
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 9])

@@ -147,7 +147,7 @@ class Attached(torch.optim.Optimizer):
 
     @property
     def lost(self) -> list[int]:
-        """The steps of this worker whose gradients were dropped (``eager`` with ``stale="drop"``)."""
+        """The steps of this worker whose gradients were dropped (``ringmaster``, ``eager(stale="drop")``)."""
         return self._run.endpoints.lost
 
     def summary(self) -> Summary:

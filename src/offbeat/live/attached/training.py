@@ -67,6 +67,7 @@ class Training:
             given.steps,
             parameters=len(flat.params),
             states=lambda: inner.state,
+            slots=flat.layout.slots,
         )
         unknown = given.unknown_to_a_task
         self._recorder.begin(strategy, board.size, flat.params, given.seed, given.steps, unknown)

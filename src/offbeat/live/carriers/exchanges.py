@@ -25,7 +25,7 @@ from offbeat.live.transport.waiter import Waiter, Work
 from offbeat.method.effects import Mix, Ticket
 from offbeat.tensors.codec import Codec, sent_to
 from offbeat.tensors.stretches import CodedShare, Stretches
-from offbeat.tensors.sums import mean, weighted
+from offbeat.tensors.sums import keep, mean, owing, weighted
 from offbeat.tensors.vector import Vec, wide
 from offbeat.tensors.wire import all_gather_bytes, all_reduce_bytes, decode, encode, message_bytes
 from offbeat.topology.matrix import Mixing
@@ -187,12 +187,19 @@ class Transport:
         if ranks is not None and effect.in_two_phases(self.rank):
             share = CodedShare(x, Stretches(x, codec, len(ranks)), ranks.index(self.rank), key, effect.lost)
             return self._in_two_phases(share, ranks)
-        message = encode(x, codec, key)
+        wanted = owing(x, effect.lost)
+        message = encode(wanted, codec, key)
         if ranks is not None:
             gathered = [torch.empty_like(message) for _ in ranks]
             self.wire_bytes += all_gather_bytes(len(ranks), message.numel()) // len(ranks)
             work = self.group(ranks).all_gather(gathered, message)
-            return Sent([work], lambda: mean([decode(m, x, codec) for m in gathered], len(ranks)))
+
+            def gathered_mean() -> Vec:
+                decoded = [decode(m, wanted, codec) for m in gathered]
+                keep(effect.lost, wanted, decoded[ranks.index(self.rank)])
+                return mean(decoded, len(ranks))
+
+            return Sent([work], gathered_mean)
         theirs = {j: [torch.empty_like(message)] for j in W.senders(self.rank)}
         works = self._swap(W.receivers(self.rank), theirs, [message])
 

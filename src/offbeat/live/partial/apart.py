@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import types
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -81,7 +82,7 @@ def plan_of_channel(channel: Channel, size: int, per_node: int, seed: int, first
     rules = channel.rules
     return {
         "what": "desk",
-        "rules": [wait, rules.absent, rules.full_every, rules.bound, rules.catch_up, rules.late, rules.fade],
+        "rules": [wait, *[getattr(rules, one.name) for one in fields(rules) if one.name != "wait"]],
         "rounds": rounds,
         "nodes": [size * per_node, per_node],
         "seed": seed,

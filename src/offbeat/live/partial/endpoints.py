@@ -178,10 +178,10 @@ class Endpoints:
             self._open(effect.channel, effect.x, me)
 
     def _open(self, channel: Channel, x: Vec | None, me: Replica) -> None:
-        nodes, first_round = Nodes(me.size, channel.per_node), self._agreed_first_round()
-        parameters = 0 if channel.rules.of_weights else me.parameters
+        nodes, first_round, like = Nodes(me.size, channel.per_node), self._agreed_first_round(), channel.looks(me.x)
+        parameters = 0 if channel.rules.of_weights or channel.like is not None else me.parameters
         # The node's group is made first: once a clerk's thread is there, two threads could make groups at once.
-        inside = Inside(nodes, channel, me.x, parameters, self._transport) if nodes.per_node > 1 else None
+        inside = Inside(nodes, channel, like, parameters, self._transport) if nodes.per_node > 1 else None
         if inside is not None and not nodes.leads(me.rank):
             self._refuse_if_open()
             self._channel, self._clerk = channel, Follower(inside, self._board, first_round, self._patience_s)
@@ -194,7 +194,7 @@ class Endpoints:
         leaders = tuple(nodes.leader(n) for n in range(nodes.count))
         shelves = None
         if channel.codec is None:
-            shelves = self._transport.shelves(f"rounds/{channel.name}", leaders, me.x, parameters)
+            shelves = self._transport.shelves(f"rounds/{channel.name}", leaders, like, parameters)
         if shelves is not None:
             taker = self._take_seat(channel, x, me, nodes, shelves)
             self._channel, self._clerk = channel, Leader(taker, inside) if inside is not None else taker
@@ -206,7 +206,7 @@ class Endpoints:
         clerk = Clerk(
             channel,
             x,
-            me.x,
+            like,
             parameters,
             connection,
             self._sums,
@@ -223,7 +223,8 @@ class Endpoints:
 
     def _take_seat(self, channel: Channel, x: Vec | None, me: Replica, nodes: Nodes, shelves: Shelves) -> Taker:
         """Where vectors lie in memory that all can read, the seats are kept at the hub."""
-        first_round, slots = self._first_round, self._slots(nodes.count, me.x, shelves)
+        like = channel.looks(me.x)
+        first_round, slots = self._first_round, self._slots(nodes.count, like, shelves)
         plan = plan_of_channel(channel, nodes.count, nodes.per_node, me.seed, first_round)
         line, questions = self._meet_at_hub(
             lambda: Desk(channel.rules, channel.whom, nodes, me.seed, first_round, Slots(**slots)),
@@ -239,7 +240,7 @@ class Endpoints:
             nodes,
             self._board,
             self.trace,
-            me.x.nbytes,
+            like.nbytes,
             me.t,
             first_round,
             self._patience_s,

@@ -208,7 +208,7 @@ class ReplayedChannel:
         self.bytes_sent += sent
 
         def through(_: object) -> None:
-            total = me.x.zeros_like() if value is None else value
+            total = self.channel.looks(me.x).zeros_like() if value is None else value
             shares = {r: one.share for r, one in ordered.items() if one.share is not None}
             self._outcomes[version, block] = Outcome.of(self.nodes, version, total, shares, len(block), flush)
             self._left[version, block] = len(block)

@@ -1,0 +1,99 @@
+"""Ringmaster ASGD, after Maranjyan, Tyurin and Richtárik (2025)."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from offbeat.method import (
+    Axes,
+    Body,
+    Channel,
+    Codec,
+    Got,
+    Nodes,
+    Open,
+    Paper,
+    Replica,
+    Rules,
+    method,
+    topology,
+    waiting,
+    whole,
+)
+from offbeat.strategies.common import optional, own_gradient, sends_all
+
+PAPER = Paper(
+    name="ringmaster",
+    full_name="Ringmaster ASGD",
+    title="Ringmaster ASGD: The First Asynchronous SGD with Optimal Time Complexity",
+    authors="Maranjyan, Artavazd and Tyurin, Alexander and Richtárik, Peter",
+    year=2025,
+    venue="International Conference on Machine Learning",
+    arxiv="2501.16168",
+    axes=Axes(
+        what="gradient", when="when it is ready", whom="everyone", wait="nobody", merge="sum / P; older than R: dropped"
+    ),
+    laws=(
+        "no gradient is applied at R or more versions after the one it was taken at",
+        "R = ∞: every gradient is applied exactly once (asynchronous SGD)",
+        "R = 1: only fresh gradients; if rounds take no time, eager('first', None, stale='drop') bit for bit",
+        "nobody late: equals allreduce bit for bit, whatever R is",
+        "at equal versions all workers hold the same bits",
+    ),
+    confidence="Algorithm 1 as others tell it, the paper itself was not at hand; R = P is the largest its authors tune over",
+)
+
+
+@method(PAPER)
+def ringmaster(
+    threshold: int | Literal["workers"] | None = "workers", per_node: int = 1, codec: Codec | None = None
+) -> Body:
+    """Apply every gradient as soon as it is there, unless the weights have moved on R times since it was begun.
+
+    Asynchronous SGD: a worker's gradient, taken at version k_i of the weights, makes the next version as soon as it
+    arrives, and nobody is waited for. If it arrives at version k with k − k_i ≥ R, it is dropped; its worker takes the
+    newest weights either way. Versions decide, never the clock.
+
+    ``threshold``: R (``"workers"``: as many as there are; ``None``: nothing is ever dropped). ``per_node=8``: eight
+    consecutive ranks average their gradients in step, over the fast links inside a machine, and count as one worker
+    outside; the ``codec`` is for what travels between nodes, and must be one that sends every number.
+
+    In theory, for gradients with variance σ² of a loss with L-Lipschitz gradient, to come to ‖∇f‖² ≤ ε:
+    R = max(1, ⌈σ²/ε⌉) and γ = min(1/(2RL), ε/(4Lσ²)), where γ = lr / P, as a gradient counts 1/P here.
+
+    *When it helps*: workers whose speeds differ much, for good or by turns: the fast ones set the pace, and what a slow
+    one brings is used while it is fresh enough.
+    *When it hurts*: a worker in whose step the others make R versions never contributes, and neither do its data; each
+    version costs a sum among all, which is much for large models and many workers.
+    *Suggested settings*: R = P, P/4 or P/16; the smaller, the larger a learning rate it bears. The threshold drops what
+    ``eager(sync="bounded")`` would wait for.
+    *Departures*: no server: every worker keeps the weights and applies the same sums in the same order. Gradients that
+    arrive together make one version, and each counts 1/P, so that the learning rate is that of ``allreduce``. One that
+    is bound to come too late is still computed to its end (the paper's second variant would stop it).
+
+    Example: ``ob.ringmaster(threshold=4)``
+    """
+    if threshold != "workers":
+        optional("threshold", threshold)
+    whole("per_node", per_node, 1)
+    sends_all(codec)
+
+    async def body(me: Replica) -> None:
+        P = Nodes(me.size, per_node).count
+        R = P if threshold == "workers" else math.inf if threshold is None else threshold
+
+        def update(results: list[Got]) -> None:
+            for got in results:
+                me.step(got.value)
+
+        how = Rules(waiting.first, "drop", good_for=R)
+        arrivals = Channel("ringmaster", topology.everyone(P), how, update, codec, per_node=per_node)
+        await Open(arrivals, None)
+        async for t in me.own_steps(per_node):
+            if (g := await own_gradient(me, per_node)) is not None:
+                update(await arrivals.mix(g, t))
+        async for got in arrivals.rest(lambda: None):
+            update([got])
+
+    return body
