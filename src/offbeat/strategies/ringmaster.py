@@ -41,7 +41,7 @@ PAPER = Paper(
         "nobody late: equals allreduce bit for bit, whatever R is",
         "at equal versions all workers hold the same bits",
     ),
-    confidence="Algorithm 1 as others tell it, the paper itself was not at hand; R = P is the largest its authors tune over",
+    confidence="Algorithm 1 as others tell it, without the paper at hand; R = P is the largest its authors tune over",
 )
 
 

@@ -60,7 +60,7 @@ class Shelves:
     # Flags.
 
     def raise_flag(self, member: int, slot: int, part: int, number: int) -> None:
-        """What this part of the slot should hold in round ``number`` is there."""
+        """What this part of the slot should hold in sum ``number`` is there."""
         self._flags[member][slot, part] = number + 1
 
     def raised(self, member: int, slot: int, parts: Sequence[int] | range, number: int) -> bool:

@@ -48,7 +48,7 @@ class Recipe(NamedTuple):
     """A sum as the hub tells of it."""
 
     home: tuple[int, int]
-    version: int
+    number: int
     complete: bool
     private: bool  # each adder makes all of it for itself; the first of them where all can read it, too
     summers: tuple[int, ...]
@@ -278,7 +278,7 @@ class Reader:
                 out.used = used
         if not recipe.private or owner:
             self._shelves.settle()
-            self._shelves.raise_flag(member, slot, part, recipe.version)
+            self._shelves.raise_flag(member, slot, part, recipe.number)
 
     def _readable(self, terms: Sequence[Sequence[Ref]], told: Told) -> list[list[tuple[Vec, float]]]:
         return [[(self._sum(k, told) if m < 0 else self._shelves.vec(m, k), f) for m, k, f in term] for term in terms]
@@ -325,7 +325,7 @@ class Reader:
         return True
 
     def _is_there(self, recipe: Recipe) -> bool:
-        return recipe.complete or self._shelves.raised(*recipe.home, recipe.parts, recipe.version)
+        return recipe.complete or self._shelves.raised(*recipe.home, recipe.parts, recipe.number)
 
     def _used(self, terms: Sequence[Sequence[Ref]], sums: list[Recipe]) -> Used:
         return self._shelves.used([sums[k].home if m < 0 else (m, k) for term in terms for m, k, _ in term])

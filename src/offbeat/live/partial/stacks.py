@@ -15,6 +15,7 @@ What may be overwritten when:
 
 from __future__ import annotations
 
+import itertools
 import marshal
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -44,10 +45,10 @@ class Deposited:
 class Sum:
     """What a round comes to: who adds what, and where."""
 
-    __slots__ = ("_free", "complete", "divisor", "home", "private", "summers", "terms", "version")
+    __slots__ = ("_free", "complete", "divisor", "home", "number", "private", "summers", "terms", "version")
 
     def __init__(self, version: int, terms: list[Stack], divisor: int) -> None:
-        self.version, self.divisor = version, divisor
+        self.version, self.divisor, self.number = version, divisor, -1
         self.terms: list[Stack] = terms
         self.home: tuple[int, int] | None = None
         self.summers: tuple[int, ...] = ()
@@ -55,9 +56,14 @@ class Sum:
         self._free: Callable[[tuple[int, int]], None] | None = None
 
     def assign(
-        self, home: tuple[int, int], summers: tuple[int, ...], private: bool, free: Callable[[tuple[int, int]], None]
+        self,
+        home: tuple[int, int],
+        number: int,
+        summers: tuple[int, ...],
+        private: bool,
+        free: Callable[[tuple[int, int]], None],
     ) -> None:
-        self.home, self.summers, self.private, self._free = home, summers, private, free
+        self.home, self.number, self.summers, self.private, self._free = home, number, summers, private, free
 
     def seen(self) -> None:
         """It is there: what it was made of is no longer needed."""
@@ -167,6 +173,9 @@ class Slots:
 
     def __init__(self, size: int, slots: int, small: bool, shares: bool) -> None:
         self._small, self._shares = small, shares
+        # Sums are numbered when they are given a slot: a slot's flags only grow, and an older round's sum may come to
+        # lie where a newer one's lay, if nobody has needed it before.
+        self._numbers = itertools.count()
         self._free: list[list[int]] = [list(range(slots - 1, DEPOSITS - 1, -1)) for _ in range(size)]
 
     def letters(self, answers: Sequence[Reply]) -> list[Letter]:
@@ -185,7 +194,7 @@ class Slots:
         if not self._free[owner]:
             raise MemoryError(f"no slot is free for round {total.version}: too many results wait for a worker")
         home = owner, self._free[owner].pop()
-        total.assign(home, tuple(takers), self._small and self._shares, self._give_back)
+        total.assign(home, next(self._numbers), tuple(takers), self._small and self._shares, self._give_back)
 
     def _give_back(self, home: tuple[int, int]) -> None:
         self._free[home[0]].append(home[1])
@@ -195,7 +204,7 @@ class Slots:
         index = {id(one): k for k, one in enumerate(sums)}
         chair.lent += sums
         recipes = [
-            (s.home, s.version, s.complete, s.private, s.summers, s.divisor, [_refs(term, index) for term in s.terms])
+            (s.home, s.number, s.complete, s.private, s.summers, s.divisor, [_refs(term, index) for term in s.terms])
             for s in sums
         ]
         reply: Any = (
