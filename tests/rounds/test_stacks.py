@@ -75,6 +75,11 @@ class Worker:
         return sum(f * self.memory[tuple(sums[slot][0]) if member < 0 else (member, slot)] for member, slot, f in refs)
 
 
+def results_of(answer: Any) -> set[int]:
+    """The sums that are results themselves: of the others nothing is said a second time."""
+    return {k for refs, _ in answer[3] for member, k, _ in refs if member < 0}
+
+
 def run(rules: Rules, seed: int, weights: bool, looks_ahead: bool = False, size: int = SIZE) -> list[Worker]:
     """Workers in a drawn order until all have finished; the desk hears one word after the other.
 
@@ -108,10 +113,12 @@ def run(rules: Rules, seed: int, weights: bool, looks_ahead: bool = False, size:
             worker.x += number
         worker.needs = True
         count = sum(len(answer[3]) for answer in worker.taken)
-        said = [SEEN for answer in read for _ in answer[2]]
+        said = [SEEN for answer in read for _ in results_of(answer)]
+        about = [answer[2][k][1] for answer in read for k in sorted(results_of(answer))]
         for answer in worker.taken:
-            results = {k for refs, _ in answer[3] for member, k, _ in refs if member < 0}
-            said += [SEEN | READS * (k in results) for k in range(len(answer[2]))]
+            said += [SEEN | READS * (k in results_of(answer)) for k in range(len(answer[2]))]
+            about += [one[1] for one in answer[2]]
+        assert [one.number for one in desk._chairs[worker.rank].lent][: len(said)] == about, "both mean the same sums"
         say(Word.OFFER, worker, worker.put(number), worker.step, count, bytes(said))
 
     def finish(worker: Worker) -> None:

@@ -42,7 +42,6 @@ class Ahead:
         self._told: deque[Told] = deque()
         self._waits = False  # for what it needs to hand in again
         self._hinted = False  # that there is more to be asked for
-        self._taken = 0  # answers whose results the worker reads now
         self._reply: Answer | None = None
         self._to_say: tuple[Any, Callable[[], None]] | None = None
         self._listens = self._ended = False
@@ -79,11 +78,9 @@ class Ahead:
     def hand_in(self, slot: int, step: int, taken: list[Told]) -> None:
         """Say what has been laid down, and that the results ``taken`` before are read from now on."""
         count = sum(len(told.answer.results) for told in taken)
-        read, reads = self._taken, len(taken)
-        self._taken = reads
 
         def say() -> None:
-            self._reader.come_again(Word.OFFER, slot, step, count, read, reads)
+            self._reader.come_again(Word.OFFER, slot, step, count, taken)
 
         mark = self._shelves.mark()
         with self._lock:
@@ -107,8 +104,10 @@ class Ahead:
         self._reader.send(Word.NOTHING)
         wait(self._stopped_within)
         self._reader.listens = None
+        for told in self._told:
+            told.read = False
         self._told.clear()
-        self._waits, self._taken, self._reply = False, 0, None
+        self._waits, self._reply = False, None
 
     def _said_within(self, seconds: float) -> bool:
         with self._lock:
@@ -175,7 +174,7 @@ class Ahead:
     def _hear(self, answer: Answer) -> None:
         told = None
         if answer.how in (NEEDED, MORE):
-            told = self._reader.make(answer)
+            told = self._reader.make(answer, read=None)
             self._shelves.settle()
         with self._lock:
             if told is not None:

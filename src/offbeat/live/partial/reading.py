@@ -16,6 +16,7 @@ free between two lines of the other thread would be forgotten, or given to two.
 
 from __future__ import annotations
 
+import itertools
 import marshal
 import select
 import socket
@@ -81,8 +82,13 @@ class Told:
     answer: Answer
     sums: list[Recipe]
     since_s: float
+    read: bool | None = True  # None: not yet; True: it may be read now; False: it is read no longer
     made: dict[int, Vec] = field(default_factory=dict)
     memory: list[Vec] = field(default_factory=list)
+    lent: list[int] = field(init=False)  # sums that the hub keeps for me: the same ones in the same order as there
+
+    def __post_init__(self) -> None:
+        self.lent = list(range(len(self.sums)))
 
     @property
     def results(self) -> set[int]:
@@ -144,23 +150,25 @@ class Reader:
         self._heard(answer)
         return answer
 
-    def come_again(
-        self, word: Word, a: int = 0, b: int = 0, c: int = -1, read: int | None = None, reads: int = 0
-    ) -> None:
-        """Say something after which nothing that I was given before is read any more.
+    def come_again(self, word: Word, a: int = 0, b: int = 0, c: int = -1, reads: Sequence[Told] = ()) -> None:
+        """Say something after which nothing that I was given before is read any more, but for the results of ``reads``.
 
-        Or only the first ``read`` answers are not, and of the next ``reads`` the results are; of later ones nothing is
-        said. Of a sum that has been seen the hub forgets what it was made of: an adder that is stopped in the middle of
-        it would find other deposits in their place.
+        Nothing is said of what is to be read later. Of a sum that has been seen the hub forgets what it was made of: an
+        adder that is stopped in the middle of it would find other deposits in their place.
         """
         with self._books:
-            over = len(self._told) if read is None else read
-            told, self._told = self._told[: over + reads], self._told[over:]
-            self._spare = [*self._spare, *(vec for one in told[:over] for vec in one.memory)][:2]
+            for one in self._told:
+                one.read = False if one.read else one.read
+            for one in reads:
+                one.read = True
+            told = list(itertools.takewhile(lambda one: one.read is not None, self._told))
+            self._told = [one for one in self._told if one.read is not False]
+            self._spare = [*self._spare, *(vec for one in told if not one.read for vec in one.memory)][:2]
         said = bytearray()
-        for n, one in enumerate(told):
-            results = one.results if n >= over else ()
-            said += bytes(SEEN * self._is_there(r) | READS * (k in results) for k, r in enumerate(one.sums))
+        for one in told:
+            results = one.results if one.read else set()
+            said += bytes(SEEN * self._is_there(one.sums[k]) | READS * (k in results) for k in one.lent)
+            one.lent = [k for k in one.lent if k in results]
         self.send(word, a, b, c, data=bytes(said))
 
     def ask(self, word: Word, a: int = 0, data: bytes = b"") -> Answer:
@@ -236,17 +244,25 @@ class Reader:
         """Add up what there is to add, and give the vectors that were answered, to be read until I come again."""
         return self.read(self.make(answer))
 
-    def make(self, answer: Answer) -> Told:
-        """My parts of the sums."""
-        told = Told(answer, [Recipe(*one) for one in answer.sums], time.monotonic())
+    def make(self, answer: Answer, read: bool | None = True) -> Told:
+        """My parts of the sums. ``read``: whether they are read now (None: not yet)."""
+        told = Told(answer, [Recipe(*one) for one in answer.sums], time.monotonic(), read)
         with self._books:
             self._told.append(told)
         for k, recipe in enumerate(told.sums):
-            if not recipe.complete and self._rank in recipe.summers:
+            if self._is_mine_to_make(recipe):
                 self._make(k, told)
         with self._books:
             self._until_seen += [(told.sums[k], slot) for k, slot in answer.free_then]
         return told
+
+    def _is_mine_to_make(self, recipe: Recipe) -> bool:
+        """Not a second time, if I am told again of a sum before I could say that it is there: its deposits may have
+        been written over as soon as it was."""
+        if recipe.complete or self._rank not in recipe.summers:
+            return False
+        part = 0 if recipe.private else recipe.summers.index(self._rank)
+        return not self._shelves.raised(*recipe.home, [part], recipe.number)
 
     def read(self, told: Told, plus: Vec | None = None) -> list[Vec]:
         """The vectors that were answered, to be read until I come again; ``plus`` is added to each."""
