@@ -127,8 +127,8 @@ class Attached(torch.optim.Optimizer):
 
     @property
     def wait_s(self) -> float:
-        """Seconds this worker has spent waiting for the network and the others."""
-        return self._run.transport.waiter.waited_s + self._run.endpoints.waited_s
+        """Seconds this worker has spent waiting for the network and the others, in what Offbeat does."""
+        return self._run.wait_s
 
     @property
     def wire_bytes(self) -> int:
