@@ -121,6 +121,11 @@ class Attached(torch.optim.Optimizer):
         return self.me.size
 
     @property
+    def is_over(self) -> bool:
+        """Whether the run has ended, well or not."""
+        return self._run.is_over
+
+    @property
     def me(self) -> Replica:
         """This worker, as the strategy knows it."""
         return self._run.me
