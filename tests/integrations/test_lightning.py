@@ -16,7 +16,19 @@ from torch.utils.data import DataLoader
 import offbeat as ob
 from offbeat.integrations.lightning import OffbeatStrategy
 from tests.support import forge
-from tests.support.fitting import LATE_S, LATE_STEPS, SIZE, data, late, own_folder, quiet, shared_folder, small, weights
+from tests.support.fitting import (
+    LATE_S,
+    LATE_STEPS,
+    SIZE,
+    data,
+    late,
+    outlived,
+    own_folder,
+    quiet,
+    shared_folder,
+    small,
+    weights,
+)
 from tests.support.forge import Job, attempt
 from tests.support.scenarios import Told, scenario
 
@@ -242,7 +254,7 @@ def test_several_optimizers_are_refused_with_a_sentence() -> None:
 
 
 def fails(rank: int) -> None:
-    fit(module(rank, fails_at=2), OffbeatStrategy(ob.local_sgd(period=2)))
+    outlived(rank, lambda: fit(module(rank, fails_at=2), OffbeatStrategy(ob.local_sgd(period=2))))
 
 
 def test_one_failing_worker_ends_the_job_with_its_error() -> None:

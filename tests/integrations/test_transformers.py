@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import offbeat as ob
 from offbeat.integrations.transformers import OffbeatTrainerMixin
 from tests.support import forge
-from tests.support.fitting import LATE_S, LATE_STEPS, SIZE, data, late, quiet, shared_folder, small, weights
+from tests.support.fitting import LATE_S, LATE_STEPS, SIZE, data, late, outlived, quiet, shared_folder, small, weights
 from tests.support.forge import Job
 from tests.support.scenarios import Told, scenario
 
@@ -179,22 +179,64 @@ def test_a_checkpoint_in_the_middle_is_the_mean_of_replicas_that_differ(told: To
 
 
 @scenario(SIZE)
-def the_best_at_the_end(rank: int) -> tuple[Tensor, list[Tensor], int]:
-    from transformers import EarlyStoppingCallback
+def tied(rank: int) -> tuple[Tensor, Tensor]:
+    """A model of the library itself, with tied weights and a way of its own to save: held before, and saved."""
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
-    model = Small(rank)
-    settings: dict[str, Any] = {"save_strategy": "epoch", "eval_strategy": "epoch", "load_best_model_at_end": True}
-    stops = (EarlyStoppingCallback(2),)
-    trainer = trained(
-        model, ob.eager(late=1), callbacks=stops, metric_for_best_model="loss", num_train_epochs=3, **settings
-    )
-    best = int(trainer.state.best_model_checkpoint.rpartition("-")[2]) // 8
-    return weights(model), trainer.evaluated, best
+    folder, held = shared_folder() / "tied", list[Tensor]()
+
+    class Looks(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 3:
+                held.append(weights(model))
+
+    class Mine(OffbeatTrainerMixin, Trainer):  # type: ignore[misc]
+        pass
+
+    with quiet():
+        torch.manual_seed(0)
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=8, n_embd=16, n_layer=1, n_head=2))
+        rows = [{"input_ids": text, "labels": text} for text in torch.randint(0, 32, (64, 8))]
+        arguments = TrainingArguments(
+            output_dir=str(folder),
+            max_steps=4,
+            save_steps=3,
+            average_tokens_across_devices=False,
+            use_cpu=True,
+            report_to=[],
+            disable_tqdm=True,
+        )
+        Mine(model, arguments, train_dataset=rows, method=APART, callbacks=[Looks()]).train()
+        dist.barrier()
+        return held[0], weights(GPT2LMHeadModel.from_pretrained(folder / "checkpoint-3"))
+
+
+def test_a_checkpoint_of_a_model_with_tied_weights_is_whole(told: Told) -> None:
+    (own, saved), (theirs, _) = told(tied)
+    assert not torch.equal(own, theirs)
+    assert torch.allclose(saved, (own + theirs) / 2, atol=1e-6)
+
+
+@scenario(SIZE)
+def the_best_at_the_end(rank: int) -> tuple[Tensor, list[Tensor], Any]:
+    """The largest loss counts as the best here, so that it is the first; two steps are taken after the last one."""
+    from transformers import EarlyStoppingCallback, TrainerCallback
+
+    class Stops(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop = state.global_step == 8
+
+    model, steps = Small(rank), {"eval_steps": 3, "save_steps": 3, "max_steps": 20}
+    when: dict[str, Any] = {"save_strategy": "steps", "eval_strategy": "steps", **steps}
+    best: dict[str, Any] = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
+    trainer = trained(model, ob.eager(late=1), callbacks=(EarlyStoppingCallback(5), Stops()), **when, **best)
+    return weights(model), trainer.evaluated, trainer.state.global_step
 
 
 def test_the_best_model_is_loaded_after_all_that_was_under_way(told: Told) -> None:
-    (end, evaluated, best), (there, _, _) = told(the_best_at_the_end)
-    assert torch.equal(end, evaluated[best - 1])
+    (end, evaluated, steps), (there, _, _) = told(the_best_at_the_end)
+    assert (steps, len(evaluated)) == (8, 2)
+    assert torch.equal(end, evaluated[0])
     assert torch.equal(end, there)
 
 
@@ -231,7 +273,7 @@ def test_a_trainer_can_train_again(told: Told) -> None:
 
 
 def fails(rank: int) -> None:
-    trained(Small(rank, fails_at=3), ob.local_sgd(period=2))
+    outlived(rank, lambda: trained(Small(rank, fails_at=3), ob.local_sgd(period=2)))
 
 
 def test_one_failing_worker_ends_the_job_with_its_error() -> None:

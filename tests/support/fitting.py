@@ -7,12 +7,14 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
+
+from tests.support.forge import hear, say
 
 SIZE = 2
 LATE_S = 0.05
@@ -46,6 +48,15 @@ def quiet() -> Iterator[None]:
         warnings.simplefilter("ignore")
         os.environ["TORCHELASTIC_RUN_ID"] = "tests"  # as torchrun sets it: trainers ask who has started them
         yield
+
+
+def outlived(rank: int, train: Callable[[], object]) -> None:
+    """Train, and whatever comes of it, be there until the other one's training has ended, too."""
+    try:
+        train()
+    finally:
+        say(f"{rank} is over")
+        hear(f"{1 - rank} is over", timeout_s=60.0)
 
 
 def shared_folder() -> Path:
