@@ -57,7 +57,8 @@ def trained(
     **settings: Any,
 ) -> Any:
     """The trainer, after it has trained with ``method``, or with its own DDP."""
-    from transformers import Trainer, TrainingArguments
+    with quiet():
+        from transformers import Trainer, TrainingArguments
 
     class Mine(OffbeatTrainerMixin, Trainer):  # type: ignore[misc]
         evaluated: list[Tensor]

@@ -18,7 +18,7 @@ from offbeat.live.attached.optimizer import Attached
 from offbeat.method.strategy import Strategy
 
 PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
-AT_LEAST = "2.0"
+AT_LEAST = "2.4"
 _made: dict[str, type] = {}
 
 

@@ -16,7 +16,7 @@ from offbeat.live.attached.attach import attach
 from offbeat.live.attached.optimizer import Attached
 from offbeat.method.strategy import Strategy
 
-AT_LEAST = "2.40"
+AT_LEAST = "2.60"
 
 
 def prepare(

@@ -19,7 +19,7 @@ from offbeat.live.attached.attach import attach
 from offbeat.live.attached.optimizer import Attached
 from offbeat.method.strategy import Strategy
 
-AT_LEAST = "4.46"
+AT_LEAST = "4.57"
 
 
 class OffbeatTrainerMixin:
