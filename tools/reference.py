@@ -40,6 +40,7 @@ PAGES = (
             "attach",
             "Attached",
             "Summary",
+            "runs.foreign.ForeignWait",
             "init",
             "live.attached.stats.Log",
             "OffbeatError",

@@ -114,7 +114,11 @@ QUICK = [s for s in OURS if s.words[1] not in LIVE and "--live" not in s.words]
 STARTING = [s for s in OURS if s not in QUICK]
 
 
-@pytest.mark.parametrize("page", sorted(page for page, blocks in PYTHON.items() if blocks))
+# Their blocks are scripts for several processes: tests/integrations/test_page.py and tests/live/job/test_recipes.py.
+SCRIPTS = {"docs/trainers.md", "docs/recipes.md"}
+
+
+@pytest.mark.parametrize("page", sorted(page for page, blocks in PYTHON.items() if blocks and page not in SCRIPTS))
 def test_the_code_of_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path) -> None:
     _run_page(page, tmp_path)
 

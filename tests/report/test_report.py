@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 import offbeat as ob
 from offbeat.cli import main
 from offbeat.report import folder
+from offbeat.runs.foreign import ForeignWait
 
 Captured = pytest.CaptureFixture[str]
 BROWSER = next(
@@ -68,6 +70,22 @@ def test_report_says_which_worker_is_slow_and_writes_the_page(copy: Path, capsys
     assert html.escape("--delay 'rank 2 100ms'") in text
     outside = re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=", text.replace(_library(text), ""))
     assert outside == []
+
+
+def test_waiting_in_collectives_of_others_is_kept_and_told_on_the_page_and_in_words(
+    made: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    story = folder.read(made)
+    first, *rest = story.recordings
+    where = "somewhere/pytorch/loops/training_epoch_loop.py:265"
+    foreign = (ForeignWait(where, "broadcast", 4 * 24, 4 * 24, sum(first.wait_s)),)
+    record = replace(first.record, foreign=foreign)
+    folder.write(tmp_path / "kept", replace(story, recordings=[replace(first, record=record), *rest]))
+    assert folder.read(tmp_path / "kept").recordings[0].record.foreign == foreign
+    assert run(f"report {tmp_path}/kept") == 0
+    said = "went into somewhere/…/training_epoch_loop.py:265 (broadcast, every step)."
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert said in (tmp_path / "kept" / "report.html").read_text()
 
 
 def test_the_page_of_4_workers_and_2000_steps_stays_under_10_MB(tmp_path: Path) -> None:

@@ -251,4 +251,5 @@ def record_of(run: Run | LiveRun, strategy: Strategy, scene: Scene) -> Record:
         delay=scene.delay_text,
         settings=plain_settings(strategy.settings),
         carriers=run.carriers if isinstance(run, LiveRun) else (),
+        foreign=run.foreign if isinstance(run, LiveRun) else (),
     )

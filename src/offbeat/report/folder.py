@@ -17,6 +17,7 @@ from typing import Any
 
 from offbeat.basics.version import __version__
 from offbeat.report.table import Record
+from offbeat.runs.foreign import ForeignWait
 from offbeat.runs.trace import DOINGS, Point, Round, Span, Trace
 
 FORMAT = 1
@@ -250,7 +251,9 @@ def _record(plain: Mapping[str, Any]) -> Record:
     known = {name: value for name, value in plain.items() if name in names}
     if plain.get("diverged"):
         known = {name: math.nan if name in ("loss", "train_loss") and v is None else v for name, v in known.items()}
-    record = Record(**{**known, "carriers": tuple(map(str, known.get("carriers", ())))})
+    carriers = tuple(map(str, known.get("carriers", ())))
+    foreign = tuple(ForeignWait(**one) for one in known.get("foreign", ()))
+    record = Record(**{**known, "carriers": carriers, "foreign": foreign})
     for name in ("workers", "steps", "seconds", "wait_fraction", "wire_bytes"):
         if not isinstance(getattr(record, name), (int, float)):
             raise TypeError(f"{name} is {getattr(record, name)!r}")

@@ -12,6 +12,7 @@ from offbeat.report import charts
 from offbeat.report.folder import Recording, Story
 from offbeat.report.table import cells, header
 from offbeat.report.timeline import lanes
+from offbeat.runs.foreign import told
 from offbeat.runs.slowness import in_words
 
 
@@ -64,19 +65,21 @@ def write(path: Path, story: Story) -> None:
 
 
 def words(run: Recording) -> list[str]:
-    """Which worker is slow, in sentences; nothing where it was not recorded."""
+    """Which worker is slow and whose collectives held them, in sentences; nothing where it was not recorded."""
     if not run.trace.spans:
         return []
-    workers = run.record.workers
-    return in_words(run.trace.busy_s(workers), run.wait_s or run.trace.wait_s(workers))
+    workers, foreign = run.record.workers, run.record.foreign
+    wait_s = run.wait_s or run.trace.wait_s(workers)
+    all_s = sum(wait_s) + sum(one.seconds for one in foreign)
+    return [*in_words(run.trace.busy_s(workers), wait_s), *told(foreign, all_s, workers * run.record.steps, workers)]
 
 
 def _body(story: Story, shown: set[str], timeline: bool) -> str:
     heading = "".join(f'<p class="quiet">{escape(line)}</p>' for line in story.heading.splitlines())
     parts = [f"<header><h1>Offbeat: what the workers did</h1>{heading}</header>"]
     if story.notes:
-        told = "".join(f"<p>{escape(note)}</p>" for note in story.notes)
-        parts.append(f'<section class="warning"><h2>Not all of it is here</h2>{told}</section>')
+        notes = "".join(f"<p>{escape(note)}</p>" for note in story.notes)
+        parts.append(f'<section class="warning"><h2>Not all of it is here</h2>{notes}</section>')
     parts.append(_section("The runs", _table(story.recordings)))
     slow = _slow(story.recordings)
     if slow:
@@ -124,8 +127,8 @@ def _section(title: str, body: str) -> str:
 def _chart(name: str, title: str, caption: str, shown: set[str]) -> str:
     if name not in shown:
         return ""
-    told = f'<p class="quiet">{escape(caption)}</p>' if caption else ""
-    return _section(title, f'{told}<div class="chart" id="{name}" role="img" aria-label="{escape(title)}"></div>')
+    quiet = f'<p class="quiet">{escape(caption)}</p>' if caption else ""
+    return _section(title, f'{quiet}<div class="chart" id="{name}" role="img" aria-label="{escape(title)}"></div>')
 
 
 def _pair(left: str, right: str) -> str:
@@ -140,8 +143,8 @@ def _table(runs: Sequence[Recording]) -> str:
 
 
 def _slow(runs: Sequence[Recording]) -> str:
-    told = [(run.record.label, words(run)) for run in runs]
-    return "".join(f"<p><b>{escape(label)}.</b> {escape(' '.join(said))}</p>" for label, said in told if said)
+    said = [(run.record.label, words(run)) for run in runs]
+    return "".join(f"<p><b>{escape(label)}.</b> {escape(' '.join(lines))}</p>" for label, lines in said if lines)
 
 
 def _settings(story: Story) -> str:

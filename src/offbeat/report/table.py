@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from offbeat.basics.units import format_bytes
+from offbeat.runs.foreign import ForeignWait
 
 __all__ = ["Record", "cells", "header", "runs_table"]
 
@@ -39,16 +40,18 @@ class Record:
     delay: str
     settings: Mapping[str, object] = field(default_factory=dict)
     carriers: tuple[str, ...] = ()  # the ways the vectors of a live run went
+    foreign: tuple[ForeignWait, ...] = ()  # waiting in collectives of others, over all workers
 
     def json(self) -> dict[str, object]:
         """As JSON takes it: a loss that is not a number any more becomes null, and ``diverged`` says why."""
-        plain = {name: value for name, value in vars(self).items() if name not in ("label", "carriers")}
+        plain = {name: value for name, value in vars(self).items() if name not in ("label", "carriers", "foreign")}
         numbers = ("seconds", "wait_fraction", "loss", "accuracy", "train_loss")
         return {
             **plain,
             **{name: _finite(plain[name]) for name in numbers},
             "settings": dict(self.settings),
             **({"carriers": list(self.carriers)} if self.carriers else {}),
+            **({"foreign": [asdict(one) for one in self.foreign]} if self.foreign else {}),
             "diverged": any(plain[n] is not None and _finite(plain[n]) is None for n in ("loss", "train_loss")),
         }
 

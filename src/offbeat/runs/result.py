@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from offbeat.runs.foreign import ForeignWait
 from offbeat.runs.order import Order
 from offbeat.runs.slowness import in_words
 from offbeat.runs.trace import Trace
@@ -83,8 +84,10 @@ class Run(Result):
 class LiveRun(Result):
     """A run of real processes, in real time. ``order``: what decided it, for ``ob.replay``.
 
-    ``carriers``: the ways its vectors went, such as "shm" or "gloo".
+    ``carriers``: the ways its vectors went, such as "shm" or "gloo". ``foreign``: waiting in collectives that a task's
+    own code has called, of all workers together; ``wait_s`` is without it.
     """
 
     order: Order | None = None
     carriers: tuple[str, ...] = ()
+    foreign: tuple[ForeignWait, ...] = ()

@@ -54,6 +54,7 @@ def test_processes_end_with_the_weights_and_bytes_of_the_simulator_and_report_th
     environment = dict(os.environ)
 
     run = launch(method, task, workers=3, steps=8, seed=5, delays=late, progress=heard.append)
+    assert run.foreign == (), "the meetings of the job itself are ours"
 
     assert {s: signal.getsignal(s) for s in handlers} == handlers
     assert dict(os.environ) == environment

@@ -121,14 +121,19 @@ class Attached(torch.optim.Optimizer):
         return self.me.size
 
     @property
+    def is_over(self) -> bool:
+        """Whether the run has ended, well or not."""
+        return self._run.is_over
+
+    @property
     def me(self) -> Replica:
         """This worker, as the strategy knows it."""
         return self._run.me
 
     @property
     def wait_s(self) -> float:
-        """Seconds this worker has spent waiting for the network and the others."""
-        return self._run.transport.waiter.waited_s + self._run.endpoints.waited_s
+        """Seconds this worker has spent waiting for the network and the others, in what Offbeat does."""
+        return self._run.wait_s
 
     @property
     def wire_bytes(self) -> int:

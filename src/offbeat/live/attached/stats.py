@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
 
 from offbeat.basics.units import format_bytes, format_seconds
+from offbeat.live.transport.ledger import Ledger
 from offbeat.method.replica import Replica
+from offbeat.runs import foreign
+from offbeat.runs.foreign import ForeignWait
 from offbeat.runs.slowness import in_words
 from offbeat.runs.trace import Trace
 
@@ -62,7 +67,8 @@ class Summary:
 
     ``steps``, ``busy_s``, ``wait_s``, ``wire_bytes`` and ``carriers`` are this worker's own. ``sentences`` say which
     workers were waited for, for how long in all, and whether they are slow for good: known to every worker after
-    ``finish()``.
+    ``finish()``. ``foreign``: this worker's waiting in collectives that are not Offbeat's, the longest first; it is
+    neither in ``busy_s`` nor in ``wait_s``.
     """
 
     rank: int
@@ -73,9 +79,14 @@ class Summary:
     wire_bytes: int
     sentences: tuple[str, ...]
     carriers: tuple[str, ...] = ()
+    foreign: tuple[ForeignWait, ...] = ()
 
     def __str__(self) -> str:
         return " ".join(self.sentences)
+
+    def json(self) -> dict[str, object]:
+        """As ``json.dumps`` takes it."""
+        return asdict(self)
 
 
 class Stats:
@@ -97,22 +108,34 @@ class Stats:
         self._sent_bytes = 0
         self._last_s = time.monotonic()
         self._everyone: tuple[list[list[float]], list[float]] | None = None
+        self.ledger = Ledger()
+        self._elsewhere_s = 0.0  # what of it belongs to steps that are over
+        self._told_of_others: list[str] = []
 
     def stepped(self, optimizer: Watched) -> None:
         """A step is over."""
         now, waited_s = time.monotonic(), optimizer.wait_s
-        step_s, wait_s = now - self._last_s, waited_s - self._waited_s
-        self._last_s, self._waited_s = now, waited_s
+        step_s, wait_s, elsewhere_s = (
+            now - self._last_s,
+            waited_s - self._waited_s,
+            self.ledger.seconds - self._elsewhere_s,
+        )
+        self._last_s, self._waited_s, self._elsewhere_s = now, waited_s, self.ledger.seconds
         self._steps += 1
-        self._total_busy_s += step_s - wait_s
+        self.ledger.step = self._steps
+        # Whoever waits in a collective of others is not slow.
+        busy_s = step_s - wait_s - elsewhere_s
+        self._total_busy_s += busy_s
         if self._steps > 1:  # the first one holds whatever the user did between attach and the loop
-            self._busy_s.append(max(step_s - wait_s, 0.0))
-            self._step_waits_s += wait_s
+            self._busy_s.append(max(busy_s, 0.0))
+            self._step_waits_s += wait_s + elsewhere_s
         if len(self._busy_s) >= 2 * KEPT:
             del self._busy_s[:KEPT]
             self._from += KEPT
         if self._log is not None:
             self._write(self._log, optimizer, step_s, wait_s)
+            if self.ledger.seconds:
+                self._log.add_scalar("offbeat/elsewhere_s", elsewhere_s, optimizer.me.t - 1)
 
     def _write(self, log: Log, optimizer: Watched, step_s: float, wait_s: float) -> None:
         sent, step = optimizer.wire_bytes, optimizer.me.t - 1  # it has moved on
@@ -126,12 +149,15 @@ class Stats:
         if rounds and (stale := rounds[-1].staleness.get(optimizer.me.rank)) is not None:
             log.add_scalar("offbeat/staleness", stale, step)
 
-    def exchange(self, transport: Transport) -> None:
-        """Let everybody know everybody's times. All ranks come here, when they finish."""
+    def exchange(self, transport: Transport, waited_s: float) -> None:
+        """Let everybody know everybody's times. All ranks come here, when they finish, having waited so long."""
         rank, workers = transport.rank, transport.size
+        foreign_ = self._packed(waited_s, max(EXCHANGED // workers, 512))
         # Workers may have taken and kept different steps; those of the same number are compared.
-        ends = torch.tensor([self._from + len(self._busy_s), -self._from])
-        end, start = transport.agree_on(ends, dist.ReduceOp.MIN, "the others' times").tolist()
+        ends = [self._from + len(self._busy_s), -self._from, -len(foreign_), -int(self.ledger.seconds > 0)]
+        end, start, longest, any_ = transport.agree_on(
+            torch.tensor(ends), dist.ReduceOp.MIN, "the others' times"
+        ).tolist()
         first = max(-start, end - max(EXCHANGED // workers, 1))
         own = self._busy_s[first - self._from : max(end, first) - self._from]
         table = torch.zeros(workers, len(own) + 1)
@@ -139,6 +165,20 @@ class Stats:
         table[rank, 1:] = torch.tensor(own)
         table = transport.agree_on(table, dist.ReduceOp.SUM, "the others' times")
         self._everyone = (table[:, 1:].tolist(), table[:, 0].tolist())
+        if any_:  # somebody has waited elsewhere
+            texts = torch.zeros(workers, -longest, dtype=torch.int32)
+            texts[rank, : len(foreign_)] = torch.tensor(list(foreign_))
+            heard = transport.agree_on(texts, dist.ReduceOp.SUM, "the others' times")
+            self._told_of_others = _told([bytes(row).rstrip(b"\0") for row in heard.tolist()])
+
+    def _packed(self, waited_s: float, most: int) -> bytes:
+        """What the others hear of this worker's waiting, in at most so many bytes: the short waits are left out."""
+        waits = [[one.where, one.op, one.calls, one.steps, one.seconds] for one in self.ledger.waits()]
+        while True:
+            packed = json.dumps([waited_s + self.ledger.seconds, self._steps, waits]).encode()
+            if len(packed) <= most or not waits:
+                return packed
+            waits.pop()
 
     def summary(self, optimizer: Watched) -> Summary:
         if self._everyone is not None:
@@ -151,6 +191,8 @@ class Stats:
                 f"{format_seconds(optimizer.wait_s)} waiting, {format_bytes(optimizer.wire_bytes)} sent.",
                 "Who was waited for is known after finish().",
             ]
+        waits, others = self.ledger.waits(), self._told_of_others
+        told = [*told, *(others or foreign.told(waits, optimizer.wait_s + self.ledger.seconds, self._steps))]
         if optimizer.carriers:
             ways = " and ".join(WAYS[name] for name in optimizer.carriers)
             told = [*told, f"Vectors went through {ways}."]
@@ -163,4 +205,13 @@ class Stats:
             wire_bytes=optimizer.wire_bytes,
             sentences=tuple(told),
             carriers=optimizer.carriers,
+            foreign=waits,
         )
+
+
+def _told(everyones: Sequence[bytes]) -> list[str]:
+    """What all workers' waiting in collectives of others comes to, in words."""
+    heard = [json.loads(text) for text in everyones]
+    waits = foreign.together([ForeignWait(*one) for one in waits] for _, _, waits in heard)
+    waited_s, steps = sum(one[0] for one in heard), sum(one[1] for one in heard)
+    return foreign.told(waits, waited_s, steps, len(heard))

@@ -80,7 +80,7 @@ class Training:
         self._everyone = tuple(range(board.size))
         self.is_over = False
         self._handled = id(sys.exc_info()[1])  # the script may have been started from an except clause
-        elsewhere.attached(board.name)
+        elsewhere.attached(board.name, self.stats.ledger)
         atexit.register(self._at_exit)
 
     def _update(self, g: Vec) -> None:
@@ -89,6 +89,10 @@ class Training:
         if self._max_norm is not None:
             nn.utils.clip_grad_norm_(self._flat.params, self._max_norm)
         self._inner.step()
+
+    @property
+    def wait_s(self) -> float:
+        return self.transport.waiter.waited_s + self.endpoints.waited_s
 
     def refuse_if_over(self, what: str) -> None:
         if self.is_over:
@@ -162,7 +166,7 @@ class Training:
             self._others.until_all_are_done()
             if self.me.size > 1:
                 self._others.take_part()
-                self.stats.exchange(self.transport)
+                self.stats.exchange(self.transport, self.wait_s)
                 self.transport.agree_on(torch.zeros(1), dist.ReduceOp.SUM, "the others to finish")
         self._recorder.end(self.me.rank, self._flat.params)
         self._release()

@@ -31,6 +31,7 @@ from offbeat.live.job.ddp import Ddp
 from offbeat.live.job.steplog import Status, StepLog, StepRecord, assemble
 from offbeat.method.facts import Facts
 from offbeat.method.strategy import Strategy
+from offbeat.runs.foreign import ForeignWait, together
 from offbeat.runs.order import Order, Told
 from offbeat.runs.result import LiveRun
 from offbeat.runs.trace import DOINGS, Doing
@@ -71,6 +72,7 @@ class _Share:
     told: Told | None
     records: StepRecord
     carriers: tuple[str, ...]
+    foreign: tuple[ForeignWait, ...]
 
 
 @contextmanager
@@ -126,6 +128,7 @@ def _train(job: Job, tell: Tell | None, number: int = 0) -> LiveRun | None:
         recorder.told if recorder else None,
         log.records(list(optimizer.trace.rounds)),
         optimizer.carriers,
+        optimizer.summary().foreign if isinstance(optimizer, Attached) else (),
     )
     shares: list[_Share] = [share] * workers
     dist.gather_object(share, shares if rank == 0 else None, dst=0)
@@ -148,6 +151,7 @@ def _train(job: Job, tell: Tell | None, number: int = 0) -> LiveRun | None:
         trace=trace,
         order=_order(recorder, [s.told for s in shares]),
         carriers=tuple(sorted({name for s in shares for name in s.carriers})),
+        foreign=together(s.foreign for s in shares),
     )
 
 

@@ -3,8 +3,11 @@
 A worker inside one cannot arrive at a partial round, and the others may need the round to get there themselves; so
 rounds must not wait for it (``rounds.held`` has the rule). To know, torch's own calls are wrapped while an optimiser is
 attached: the collectives of ``ProcessGroup`` and ``Work.wait``, at which all of ``torch.distributed`` arrives,
-and the forward pass of DDP, whose exchange happens in C++ during backward. A call that is noticed costs two additions
-to numbers; nothing is sent unless somebody watches, which a round that has waited for a while asks for.
+and the forward pass of DDP, whose exchange happens in C++ during backward. A call that is noticed costs some additions
+to numbers; nothing is sent unless somebody watches, which a round that has waited for a while asks for. Methods of
+torch's classes, not functions of its modules: a name that a script has imported before sees no function put in later.
+
+The time spent inside is noted in the ledgers of all optimisers that are attached, with the line that called.
 
 Only the thread that trains is looked at: what a loader or a checkpoint does on another one holds up nobody's steps.
 ``_telling`` protects what is said to a watcher: it says the state of now, so that of two threads which say it at the
@@ -28,6 +31,7 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.nn.parallel import DistributedDataParallel
 
 from offbeat.basics.units import format_seconds
+from offbeat.live.transport.ledger import THEIRS, Ledger, kind_of
 from offbeat.rounds.held import Elsewhere
 
 # fmt: off
@@ -39,11 +43,11 @@ COLLECTIVES = (
     "reduce_scatter_tensor_coalesced", "scatter",
 )
 # fmt: on
+SHORT_S = 20e-6  # a wait that is none
 MESSAGES = ("send", "recv", "recv_anysource")
 
 plain_wait: Callable[..., Any] = Work.wait  # as torch made it: for our own waits, which are not elsewhere
 
-_OURS = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
 _telling = threading.RLock()  # a signal's handler may come here while its thread is here
 
 
@@ -60,6 +64,7 @@ class _Here:
         self.seen: dict[str, int] = {}  # a channel → results that have come; its clerk's thread alone writes it
         self.wanted: dict[str, int] = {}  # a channel → how many are waited for; the worker's thread alone writes it
         self.watchers: dict[str, Callable[[], None]] = {}
+        self.ledgers: dict[str, Ledger] = {}  # an optimiser → where the time in such calls went
         self.undo: list[Callable[[], None]] = []
 
     def changed(self) -> None:
@@ -85,7 +90,7 @@ def in_words() -> str:
     for _, what, since_s in reversed(list(_here.waits)):
         return f"waits for {what}, since {format_seconds(time.monotonic() - since_s)}"
     frame = sys._current_frames().get(_here.thread)
-    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+    while frame is not None and kind_of(frame.f_code.co_filename) != THEIRS:
         frame = frame.f_back
     where = "" if frame is None else f", at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
     return f"is in a collective of the script's own{where}" if inside() else f"is busy{where}"
@@ -115,18 +120,20 @@ def watch(name: str, tell: Callable[[], None] | None) -> None:
 # What is noted.
 
 
-def attached(name: str) -> None:
-    """An optimiser is attached by this thread; all ranks begin to count now."""
+def attached(name: str, ledger: Ledger) -> None:
+    """An optimiser is attached by this thread; all ranks begin to count now. ``ledger``: notes time from now on."""
     _here.thread = threading.get_ident()
     if not _here.users:
         _wrap()
     _here.users.add(name)
+    _here.ledgers[name] = ledger
 
 
 def released(name: str) -> None:
     """The optimiser called ``name`` has ended."""
     _here.users.discard(name)
     watch(name, None)
+    _here.ledgers.pop(name, None)
     _here.seen.pop(name, None)
     _here.wanted.pop(name, None)
     if not _here.users:
@@ -218,6 +225,7 @@ def _put(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
 
 def _noticed(method: Any, key: Callable[[Any], str] | None) -> Any:
     """``method`` of a group, which enters a meeting, or without a ``key`` of a work, which waits for one."""
+    what = str(method.__name__)
 
     def call(owner: Any, *args: Any, **kwargs: Any) -> Any:
         here = _here
@@ -230,12 +238,18 @@ def _noticed(method: Any, key: Callable[[Any], str] | None) -> Any:
         here.depth += 1
         if here.watchers:
             here.changed()
+        start_s = time.perf_counter()
         try:
             return method(owner, *args, **kwargs)
         finally:
+            took_s = time.perf_counter() - start_s
             here.depth -= 1
             if here.watchers:
                 here.changed()
+            # Inside another one it is part of a call that is noted; and most waits are for what is there already.
+            if not here.depth and (key is not None or took_s > SHORT_S):
+                for ledger in here.ledgers.values():
+                    ledger.note(what, sys._getframe(1), took_s)
 
     return call
 

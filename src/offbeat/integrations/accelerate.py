@@ -1,0 +1,105 @@
+"""Accelerate: ``model, optimizer, loader = prepare(accelerator, ob.eager(), model, optimizer, loader)``.
+
+In place of ``accelerator.prepare``: the model gets its device, autocast and compilation, but no DDP, and the optimiser
+is attached. ``accelerator.save_state`` saves the average of the workers. The loop stays as it is, inside
+``with attached(optimizer):``, at whose end all workers have the same weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from offbeat.integrations.needs import needed
+from offbeat.live.attached.attach import attach
+from offbeat.live.attached.optimizer import Attached
+from offbeat.method.strategy import Strategy
+
+AT_LEAST = "1.1"
+
+
+def prepare(
+    accelerator: Any,
+    method: Strategy,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *others: Any,
+    max_norm: float | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    patience_s: float = 1800.0,
+    log: Any = None,
+) -> tuple[Any, ...]:
+    """The model, the optimiser and the others (loaders, a scheduler), prepared, in this order. Every rank must call it.
+
+    The rest is as in ``ob.attach``. Accumulation is the accelerator's.
+    """
+    needed("accelerate", AT_LEAST, "accelerate")
+    if not isinstance(method, Strategy):
+        raise TypeError(f"{method!r} is not a method; say prepare(accelerator, ob.eager(), model, optimizer, …)")
+    if not isinstance(model, nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            "prepare takes (accelerator, method, model, optimizer, …), but after the method came "
+            f"({type(model).__name__}, {type(optimizer).__name__})"
+        )
+    prepared = accelerator.prepare_model(model, evaluation_mode=True)
+    inside = attach(
+        optimizer,
+        accelerator.unwrap_model(prepared),
+        method,
+        max_norm=max_norm,
+        accumulate=accelerator.gradient_accumulation_steps,
+        steps=steps,
+        seed=seed,
+        patience_s=patience_s,
+        log=log,
+    )
+
+    def before_saving(models: Any, states: list[dict[str, Any]], folder: Any) -> None:
+        """Called on all ranks. What is to be saved are the model's own tensors, so they may still change."""
+        if not inside.is_over:
+            inside.average()
+            for state in states:
+                _copy(state)
+
+    def before_loading(models: Any, folder: Any) -> None:
+        if not inside.is_over:
+            for one in models:
+                _move_out(one)
+
+    accelerator.register_save_state_pre_hook(before_saving)
+    accelerator.register_load_state_pre_hook(before_loading)
+    rest = accelerator.prepare(inside, *others)
+    return (prepared, *(rest if others else (rest,)))
+
+
+def attached(optimizer: Any) -> Attached:
+    """The attached optimiser inside a prepared one: for ``average()``, ``finish()``, ``summary()`` and ``with``."""
+    found = getattr(optimizer, "optimizer", optimizer)
+    if not isinstance(found, Attached):
+        raise TypeError(f"{type(optimizer).__name__} was not made by offbeat.integrations.accelerate.prepare")
+    return found
+
+
+# Attached tensors lie side by side in flat memory. Accelerate takes tensors of one memory for the same tensor and saves
+# only one of them; safetensors refuses to load into such a model.
+
+
+def _copy(state: dict[str, Any]) -> None:
+    """Memory of its own for each tensor; what was tied stays tied."""
+    copies: dict[tuple[int, torch.Size], torch.Tensor] = {}
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor):
+            state[name] = copies.setdefault((value.data_ptr(), value.shape), value.clone())
+
+
+def _move_out(model: nn.Module) -> None:
+    """The same for a model that is about to be loaded; Offbeat takes over what it finds there at the next step."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.clone()

@@ -1,0 +1,194 @@
+"""Accelerate with Offbeat's ``prepare``: what its users expect of it, and nobody waits for a slow worker."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+import offbeat as ob
+from offbeat.integrations.accelerate import attached, prepare
+from tests.support import forge
+from tests.support.fitting import LATE_S, LATE_STEPS, SIZE, data, late, quiet, shared_folder, small, weights
+from tests.support.forge import Job, attempt
+from tests.support.scenarios import Told, scenario
+
+pytest.importorskip("accelerate", reason="needs Accelerate: pip install 'offbeat[accelerate]'")
+pytestmark = pytest.mark.live
+
+METHODS = (ob.allreduce(), ob.eager(), ob.wagma(), ob.local_sgd(period=2), ob.ad_psgd())
+APART = ob.local_sgd(period=1000)
+
+
+class Loop:
+    """A loop as Accelerate's users write it, with ``method`` or with its own DDP."""
+
+    def __init__(
+        self, rank: int, method: ob.Strategy | None, rows: int = 64, shuffle: bool = True, **settings: Any
+    ) -> None:
+        from accelerate import Accelerator
+        from accelerate.state import AcceleratorState, GradientState
+        from accelerate.utils import set_seed
+
+        AcceleratorState._reset_state(reset_partial_state=True)  # several accelerators in one process
+        GradientState._reset_state()
+        set_seed(7)
+        self.rank, self.starts = rank, list[float]()
+        self.accelerator: Any = Accelerator(cpu=True, **settings)
+        model = small()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+        others = (
+            DataLoader(data(rows), batch_size=4, shuffle=shuffle),
+            torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.9),
+        )
+        if method is None:
+            prepared = self.accelerator.prepare(model, optimizer, *others)
+        else:
+            prepared = prepare(self.accelerator, method, model, optimizer, *others)
+        self.model, self.optimizer, self.loader, self.scheduler = prepared
+        self.plain = model
+
+    def epoch(self, slow: bool = False, fails_at: int | None = None, clip: float | None = None) -> None:
+        for number, (x, y) in enumerate(self.loader):
+            self.starts.append(time.monotonic())
+            if slow:
+                late(self.rank)
+            if self.rank == 1 and number == fails_at:
+                raise ValueError("no such file")
+            with self.accelerator.accumulate(self.model):
+                self.accelerator.backward(F.mse_loss(self.model(x), y))
+                if clip is not None and self.accelerator.sync_gradients:
+                    self.accelerator.clip_grad_norm_(self.model.parameters(), clip)
+                self.optimizer.step()
+                self.scheduler.step()
+                self.optimizer.zero_grad()
+
+
+@scenario(SIZE)
+def beside_ddp(rank: int) -> list[tuple[Tensor, Tensor]]:
+    found = []
+    for settings in ({}, {"gradient_accumulation_steps": 2}, {"mixed_precision": "bf16"}):
+        with quiet():
+            theirs = Loop(rank, None, **settings)
+            theirs.epoch(clip=0.5)
+            ours = Loop(rank, ob.allreduce(), **settings)
+            with attached(ours.optimizer):
+                ours.epoch(clip=0.5)
+        found.append((weights(theirs.plain), weights(ours.plain)))
+    return found
+
+
+def test_allreduce_ends_with_the_bits_of_accelerates_own_ddp(told: Told) -> None:
+    for found in told(beside_ddp):
+        for theirs, ours in found:
+            assert torch.equal(theirs, ours), "plain, with accumulation, with mixed precision"
+
+
+@scenario(SIZE)
+def saved_and_resumed(rank: int) -> dict[str, tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """For each method: before saving, after it, after loading elsewhere, and at the end of the resumed run."""
+    found = {}
+    for method in (*METHODS, APART):
+        folder = shared_folder() / str(method)
+        with quiet():
+            first = Loop(rank, method)
+            with attached(first.optimizer):
+                first.epoch()
+                before = weights(first.plain)
+                first.accelerator.save_state(folder)
+                after = weights(first.plain)
+            dist.barrier()
+            second = Loop(rank, method)
+            with attached(second.optimizer):
+                second.accelerator.load_state(folder)
+                loaded = weights(second.plain)
+                second.epoch()
+        found[str(method)] = before, after, loaded, weights(second.plain)
+    return found
+
+
+def test_what_is_saved_and_loaded_is_the_average_of_the_workers(told: Told) -> None:
+    first, second = told(saved_and_resumed)
+    for method, (_, after, loaded, end) in first.items():
+        assert torch.equal(after, loaded), method
+        assert torch.equal(loaded, second[method][2]), method
+        assert torch.equal(end, second[method][3]), method
+    before, after, _, _ = first[str(APART)]
+    theirs = second[str(APART)][0]
+    assert not torch.equal(before, theirs)
+    assert torch.allclose(after, (before + theirs) / 2, atol=1e-6)
+
+
+@scenario(SIZE)
+def resumed(rank: int) -> list[list[Tensor]]:
+    """A run that was never stopped, and one from a state of its middle: with Accelerate's DDP, and with ours."""
+    found = []
+    for name, method in (("theirs", None), ("ours", ob.allreduce())):
+        with quiet():
+            whole = Loop(rank, method, shuffle=False)
+            with nullcontext() if method is None else attached(whole.optimizer):
+                whole.epoch()
+                whole.accelerator.save_state(shared_folder() / name)
+                whole.epoch()
+            dist.barrier()
+            again = Loop(rank, method, shuffle=False)
+            with nullcontext() if method is None else attached(again.optimizer):
+                again.accelerator.load_state(shared_folder() / name)
+                again.epoch()
+        found.append([weights(whole.plain), weights(again.plain)])
+    return found
+
+
+def test_a_resumed_run_ends_with_the_bits_of_one_that_was_never_stopped(told: Told) -> None:
+    for (whole, again), (ours, ours_again) in told(resumed):
+        assert torch.equal(whole, again)
+        assert torch.equal(ours, ours_again)
+        assert torch.equal(ours, whole)
+
+
+@scenario(SIZE)
+def beside_a_slow_worker(rank: int) -> tuple[float, ob.Summary]:
+    with quiet():
+        loop = Loop(rank, ob.eager(late=1), rows=4 * SIZE * LATE_STEPS)
+        with attached(loop.optimizer):
+            loop.epoch(slow=True)  # one: at the beginning of each, Accelerate lets all meet
+    return loop.starts[-1] - loop.starts[0], attached(loop.optimizer).summary()
+
+
+def test_the_fast_worker_does_not_wait_for_the_slow_one(told: Told) -> None:
+    (took_s, summary), (slow_s, _) = told(beside_a_slow_worker)
+    assert slow_s > (LATE_STEPS - 1) * LATE_S
+    assert took_s < slow_s / 2
+    assert not [one for one in summary.foreign if one.steps > 2], "no collective of Accelerate's in every step"
+
+
+def fails(rank: int) -> None:
+    with quiet():
+        loop = Loop(rank, ob.local_sgd(period=2))
+        with attached(loop.optimizer):
+            loop.epoch(fails_at=2)
+
+
+def test_one_failing_worker_ends_the_job_with_its_error() -> None:
+    (outcomes,) = forge.run([Job(fails, SIZE)])
+    assert [outcome.exit_code for outcome in outcomes] == [1, 1]
+    assert "PeerFailed: rank 1 failed: ValueError: no such file" in outcomes[0].stderr
+    assert "ValueError: no such file" in outcomes[1].stderr
+    assert "in epoch" in outcomes[1].stderr
+
+
+def test_arguments_in_the_wrong_order_and_optimizers_of_others_get_a_sentence() -> None:
+    model = small()
+    optimizer: Any = torch.optim.SGD(model.parameters())
+    wrong = attempt(lambda: prepare(object(), model, optimizer, ob.eager()))  # type: ignore[arg-type]
+    assert "is not a method; say prepare(accelerator, ob.eager(), model, optimizer, …)" in wrong
+    wrong = attempt(lambda: prepare(object(), ob.eager(), optimizer, model))  # type: ignore[arg-type]
+    assert "but after the method came (SGD, Sequential)" in wrong
+    assert "SGD was not made by offbeat.integrations.accelerate.prepare" in attempt(lambda: attached(optimizer))

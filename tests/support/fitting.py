@@ -1,0 +1,68 @@
+"""What the tests of the trainers train: a small network on data that every rank knows, and who is slow."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from tests.support.forge import hear, say
+
+SIZE = 2
+LATE_S = 0.05
+LATE_STEPS = 40
+
+
+def data(rows: int = 64) -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(rows, 6, generator=generator)
+    return TensorDataset(x, x[:, :2] * 2 - 1 + 0.1 * torch.randn(rows, 2, generator=generator))
+
+
+def small() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).clone()
+
+
+def late(rank: int) -> None:
+    """Rank 1 is slower, by so much in each step."""
+    time.sleep(LATE_S if rank == 1 else 0.0)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Trainers warn of many things, of each other's too; the processes of the tests take warnings as errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        os.environ["TORCHELASTIC_RUN_ID"] = "tests"  # as torchrun sets it: trainers ask who has started them
+        yield
+
+
+def outlived(rank: int, train: Callable[[], object]) -> None:
+    """Train, and whatever comes of it, be there until the other one's training has ended, too."""
+    try:
+        train()
+    finally:
+        say(f"{rank} is over")
+        hear(f"{1 - rank} is over", timeout_s=60.0)
+
+
+def shared_folder() -> Path:
+    """A folder that all ranks of this job see."""
+    return Path(os.environ["JOB_FOLDER"])
+
+
+def own_folder() -> Path:
+    return Path(tempfile.mkdtemp())
