@@ -42,6 +42,7 @@ TABLE: list[tuple[ob.Strategy, Facts]] = [
     (ob.ringmaster(), OTHERS),
     (ob.decoupled(), OTHERS),
     (ob.wagma(), OTHERS),
+    (ob.self_clocked(), OTHERS),
     (ob.dpsgd(), OTHERS),
     (ob.ad_psgd(), OTHERS),
     (ob.sgp(), OTHERS),

@@ -242,7 +242,7 @@ def conserves(case: Case) -> bool:
         return False
     if name == "eager":
         return how["stale"] != "fade" and how["apply"] == "queue" and not coded
-    if name == "ringmaster":
+    if name in ("ringmaster", "self_clocked"):
         return not coded
     if name == "wagma":
         return (how["merge"] == "correct" or how["late"] > 0) and not coded
@@ -298,7 +298,7 @@ def check_replicas(case: Case, seen: Seen) -> None:
 
 def check_staleness(case: Case, run: ob.Run) -> None:
     versions = [r.version for r in run.trace.rounds]
-    if case.strategy.name in ("eager", "msync", "ringmaster", "wagma", "decoupled"):
+    if case.strategy.name in ("eager", "msync", "ringmaster", "self_clocked", "wagma", "decoupled"):
         assert versions == list(range(len(versions)))
     if case.strategy.name == "decoupled":
         assert all(age == 0 for r in run.trace.rounds for age in r.staleness.values())
@@ -306,6 +306,9 @@ def check_staleness(case: Case, run: ob.Run) -> None:
         of: Any = case.strategy.settings
         R = {None: math.inf, "workers": case.workers // of["per_node"]}.get(of["threshold"], of["threshold"])
         assert all(age < R for r in run.trace.rounds for age in r.staleness.values())
+    if case.strategy.name == "self_clocked":
+        limit: Any = case.strategy.settings["staleness"]
+        assert limit is None or all(age <= limit for r in run.trace.rounds for age in r.staleness.values())
     if case.strategy.settings.get("sync") == "bounded":
         how: Any = case.strategy.settings
         every = how["sync_every"] if case.strategy.name == "eager" else how["tau"]

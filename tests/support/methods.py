@@ -86,6 +86,10 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "sync": one("barrier", "bounded"), "staleness": STALENESS, "late": one(0, 1), "per_node": per_node,
         "codec": codecs,
     },
+    "self_clocked": {
+        "period": one(1, 2, 3, "spread"), "group": lambda workers, drawn: st.none() | st.integers(1, workers),
+        "wait": WAITS, "late": one(0, 1), "staleness": one(None, None, 2, 5), "per_node": per_node, "codec": codecs,
+    },
     "nonblocking": {
         "micro": one("auto", 1, 2, 3, 8),
         "over": lambda workers, drawn: st.sampled_from(["allreduce", "server", "matcha"]) | graphs(workers, drawn),

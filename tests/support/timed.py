@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import offbeat as ob
 
-IN_NODES = {"decoupled, in nodes", "eager, in nodes", "ringmaster, in nodes", "wagma, in nodes"}
+IN_NODES = {
+    "decoupled, in nodes",
+    "eager, in nodes",
+    "ringmaster, in nodes",
+    "self_clocked, in nodes",
+    "wagma, in nodes",
+}
 BY_SPEED = {"local_sgd, by speed", "local_sgd, by speed and coded", "diloco, by speed"}  # never averaged half-way
 IN_SMALL_BUCKETS = "coded in small buckets"  # which several workers own; a record holds a codec by its name alone
 TIMED: dict[str, ob.Strategy] = {
@@ -38,6 +44,13 @@ TIMED: dict[str, ob.Strategy] = {
     "wagma, coded": ob.wagma(codec=ob.codec.qsgd(8)),
     "wagma, correct and coded in small buckets": ob.wagma(merge="correct", codec=ob.codec.int8(bucket=7)),
     "wagma, in nodes": ob.wagma(per_node=2),
+    "self_clocked": ob.self_clocked(),
+    "self_clocked, everyone at each step": ob.self_clocked(1, None, "first"),
+    "self_clocked, by spread": ob.self_clocked("spread"),
+    "self_clocked, bounded": ob.self_clocked(staleness=3),
+    "self_clocked, not late": ob.self_clocked(late=0),
+    "self_clocked, coded": ob.self_clocked(codec=ob.codec.qsgd(8)),
+    "self_clocked, in nodes": ob.self_clocked(per_node=2),
     "ad_psgd": ob.ad_psgd(),
     "ad_psgd, ring": ob.ad_psgd("ring"),
     "nonblocking": ob.nonblocking(4),

@@ -39,7 +39,7 @@ def uncoded(strategy: ob.Strategy) -> ob.Strategy:
 # Nobody to wait for.
 
 
-@pytest.mark.parametrize("name", ["eager", "msync", "ringmaster", "wagma"])
+@pytest.mark.parametrize("name", ["eager", "msync", "ringmaster", "self_clocked", "wagma"])
 @given(data=st.data())
 @settings(max_examples=40)
 def test_one_worker_alone_is_plain_training_bit_for_bit_whatever_the_settings(name: str, data: st.DataObject) -> None:
@@ -71,7 +71,7 @@ def test_the_other_methods_alone_are_plain_training_to_rounding(strategy: ob.Str
 
 
 def test_the_other_methods_are_all_named() -> None:
-    assert {s.name for s in ALSO} == set(ob.STRATEGIES) - {"eager", "msync", "ringmaster", "wagma"}
+    assert {s.name for s in ALSO} == set(ob.STRATEGIES) - {"eager", "msync", "ringmaster", "self_clocked", "wagma"}
 
 
 # Nobody to send to.

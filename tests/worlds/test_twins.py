@@ -15,7 +15,7 @@ from tests.support.scenarios import Call, Turns, in_turn
 pytestmark = pytest.mark.live
 
 STEPS = 12
-DEPENDS_ON_TIMING = {"decoupled", "eager", "ringmaster", "msync", "wagma", "nonblocking", "ad_psgd"}
+DEPENDS_ON_TIMING = {"decoupled", "eager", "ringmaster", "msync", "self_clocked", "wagma", "nonblocking", "ad_psgd"}
 RUNS = [(1, False), (2, False), (3, True), (4, False), (5, True)]
 
 

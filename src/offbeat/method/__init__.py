@@ -5,8 +5,8 @@
 * **one worker**: `Replica`, what a body calls ``me``, and what it has `Reported`
 * **requests**: `Grad`, `GradMix`, `Mix`, `Begin`, `Finish`; partial rounds: `Channel`, `Open`, `Got`, with `Rules`;
   micro-batches: `Batch`, `Done`, with a `Stop`; shared weights: `Share`, `Meet`, `Add`, `Retire`; one's own time:
-  `Spent`. ``me.steps()`` asks `Next` for a `Turn`; a channel's ``mix`` and ``rest`` are `Offer` and `Rest`; what was
-  begun is a `Ticket`
+  `Spent`. ``me.steps()`` asks `Next` for a `Turn`; a channel's ``mix``, ``through`` and ``rest`` are `Offer`, `Through`
+  and `Rest`; what was begun is a `Ticket`
 * **values**: `Vec`, `pack`, `unpack`, `scalar`, `numbers`; `Mixing`, `Edge`, `Nodes`; `Codec`, `sent_to`,
   `nothing_lost`
 * **modules**: `topology` and its `matchings` (with whom), `waiting` (for whom), `codec` (in how many bytes), `pacing`
@@ -42,6 +42,7 @@ from offbeat.method.effects import (
     Retire,
     Share,
     Spent,
+    Through,
     Ticket,
     Turn,
 )
@@ -95,6 +96,7 @@ __all__ = [
     "Spent",
     "Stop",
     "Strategy",
+    "Through",
     "Ticket",
     "Turn",
     "Vec",

@@ -205,6 +205,10 @@ class Channel:
         """Deposit ``x``, made in step ``t``; the results that are there to be applied, oldest first."""
         return Offer(self, x, t)
 
+    def through(self, t: int) -> Through:
+        """Whether what I handed in is through, so that ``mix`` in step ``t`` waits for nobody."""
+        return Through(self, t)
+
     async def rest(self, x: Callable[[], Vec | None]) -> AsyncIterator[Got]:
         """I have no data left; the others may. Their results, until all have finished. ``x`` answers for me."""
         while (got := await Rest(self, x())) is not None:
@@ -225,6 +229,14 @@ class Offer(Effect[list[Got]]):
 
     channel: Channel
     x: Vec
+    t: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Through(Effect[bool]):
+    """Is the round that I handed in for the last time over? If so, the next ``mix`` does not wait for it."""
+
+    channel: Channel
     t: int
 
 
@@ -269,7 +281,24 @@ class Retire(Effect[Vec]):
     """I have no data left. My shared weights when nobody can change them any more: all have retired."""
 
 
-CLOSED_SET = (Next, Grad, GradMix, Batch, Spent, Mix, Begin, Finish, Open, Offer, Rest, Share, Meet, Add, Retire)
+CLOSED_SET = (
+    Next,
+    Grad,
+    GradMix,
+    Batch,
+    Spent,
+    Mix,
+    Begin,
+    Finish,
+    Open,
+    Offer,
+    Through,
+    Rest,
+    Share,
+    Meet,
+    Add,
+    Retire,
+)
 
 
 def not_ours(effect: object) -> TypeError:

@@ -135,6 +135,11 @@ class Seat:
         """How many results must be there before the next deposit: that of the round arrived for last."""
         return self.place.outstanding + 1 if self.place.must_wait_first() else 0
 
+    @property
+    def may_hand_in(self) -> bool:
+        """Whether a deposit now would wait for nothing."""
+        return self.results >= self.needs_first
+
     def offer(self, x: Vec, step: int, upto: int | None = None) -> Notice | None:
         """Deposit the work of a step. It counts for the current round, or is late, and its worker goes on.
 

@@ -92,6 +92,10 @@ class SimulatedChannel:
 
         self._when(chair, seat.needs_first, deposit)
 
+    def through(self, rank: int, step: int, answer: Callable[[bool], None]) -> None:
+        """Whether a deposit now would wait for nothing."""
+        answer(self.chairs[rank].seat.may_hand_in)
+
     def finished(self, rank: int) -> None:
         """It never counts again, so a quorum may be complete now."""
         self._tell(rank, self.chairs[rank].seat.finish())

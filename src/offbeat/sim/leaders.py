@@ -22,7 +22,7 @@ class NodesPartial:
     def __init__(self, leaders: ChannelOfAll, network: Network, env: simpy.Environment) -> None:
         self._leaders, self._nodes, self._network, self._env = leaders, leaders.nodes, network, env
         self._waiting: dict[int, Callable[[Any], None]] = {}
-        self._heard: dict[int, deque[list[Got] | Got | None]] = defaultdict(deque)
+        self._heard: dict[int, deque[list[Got] | Got | bool | None]] = defaultdict(deque)
         self._told_bytes = 0
 
     @property
@@ -47,6 +47,12 @@ class NodesPartial:
             self._leaders.offer(node, x, step, lambda got: self._tell(node, got, x))
         self._hear(rank, answer)
 
+    def through(self, rank: int, step: int, answer: Callable[[bool], None]) -> None:
+        if self._nodes.leads(rank):
+            node = self._nodes.of(rank)
+            self._leaders.through(node, step, lambda found: self._tell(node, found, None))
+        self._hear(rank, answer)
+
     def rest(self, rank: int, x: Vec | None, answer: Callable[[Got | None], None]) -> None:
         if self._nodes.leads(rank):
             node = self._nodes.of(rank)
@@ -65,7 +71,7 @@ class NodesPartial:
     def _leader(self, rank: int) -> int:
         return self._nodes.leader(self._nodes.of(rank))
 
-    def _tell(self, node: int, heard: list[Got] | Got | None, like: Vec | None) -> None:
+    def _tell(self, node: int, heard: list[Got] | Got | bool | None, like: Vec | None) -> None:
         """All of the node, the leader too, go on when the last of them has heard."""
         results = len(heard) if isinstance(heard, list) else heard is not None
         nbytes = results * message_bytes(like, None) if like is not None else 0

@@ -33,6 +33,7 @@ from offbeat.method.effects import (
     Retire,
     Share,
     Spent,
+    Through,
     Ticket,
     Turn,
     not_ours,
@@ -106,6 +107,7 @@ class World:
             Finish: self._finish,
             Open: self._open,
             Offer: self._offer,
+            Through: self._through,
             Rest: self._rest,
             Share: lambda worker, effect: self.shared.share(worker.me, effect.x),
             Meet: lambda worker, effect: self._finish(worker, Finish(self.shared.meet(worker.rank, effect.peer))),
@@ -335,6 +337,9 @@ class World:
                 worker.rank, effect.x, effect.t, lambda got: go(answer(got))
             ),
         )
+
+    def _through(self, worker: Worker, effect: Through) -> object:
+        return self._answered(worker, lambda go: self._partial(effect.channel).through(worker.rank, effect.t, go))
 
     def _rest(self, worker: Worker, effect: Rest) -> object:
         return self._answered(worker, lambda go: self._partial(effect.channel).rest(worker.rank, effect.x, go))

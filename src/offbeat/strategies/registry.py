@@ -1,6 +1,7 @@
 """The methods, one line each, in the order of the tables. A line here is all that registers one."""
 
 # isort: off
+from offbeat.strategies.self_clocked import self_clocked as self_clocked
 from offbeat.strategies.allreduce import allreduce as allreduce
 from offbeat.strategies.qsgd import qsgd as qsgd
 from offbeat.strategies.local_sgd import local_sgd as local_sgd

@@ -16,7 +16,7 @@ SIZES = (1, 2, 3, 4, 5, 9)
 SUM_KEPT = [
     name
     for name, case in CASES.items()
-    if case.name == "ad_psgd"
+    if case.name in ("ad_psgd", "self_clocked")
     or (case.name == "wagma" and (case.settings["late"] or case.settings["merge"] == "correct"))
 ]
 
@@ -25,7 +25,8 @@ def cases_for(size: int) -> list[str]:
     """Every case with two and with four workers; elsewhere the ones that differ most."""
     if size in (2, 4):
         return list(CASES)
-    some = ("first", "majority", "every step, late", "late", "bounded", "dropped", "wagma", "wagma, late", "ad_psgd")
+    some = ["first", "majority", "every step, late", "late", "bounded", "dropped"]
+    some += ["wagma", "wagma, late", "self-clocked", "ad_psgd"]
     return [*some, *([] if size == 1 else ["two", "wagma of two", "wagma, bounded", "coded"])]
 
 

@@ -30,6 +30,7 @@ METHODS = {
     "eager, late": ob.eager(sync_every=None, late=1),
     "wagma, correct": ob.wagma(group=2, tau=None, merge="correct"),
     "wagma, late": ob.wagma(tau=None, late=1),
+    "self_clocked": ob.self_clocked(),
     "ad_psgd": ob.ad_psgd(),
 }
 NUMBERS = {"short": 100, "long": 100_000}  # each worker adds up all of it, or its stretch

@@ -45,6 +45,10 @@ class Alone:
         self._tell(self._seat.began())
         return taken
 
+    def through(self) -> bool:
+        """Always: nobody else is waited for."""
+        return True
+
     def finished(self) -> None:
         self._tell(self._seat.finish())
 

@@ -82,7 +82,7 @@ def plan_of_channel(channel: Channel, size: int, per_node: int, seed: int, first
     rules = channel.rules
     return {
         "what": "desk",
-        "rules": [wait, *[getattr(rules, one.name) for one in fields(rules) if one.name != "wait"]],
+        "rules": [wait, *[getattr(rules, one.name) for one in fields(rules)[1:]]],  # the first is how to wait
         "rounds": rounds,
         "nodes": [size * per_node, per_node],
         "seed": seed,

@@ -106,6 +106,12 @@ class Clerk:
         self.waited_s += time.monotonic() - start
         return taken
 
+    def through(self) -> bool:
+        """Whether a deposit now would wait for nothing."""
+        self._link.check()
+        with self._lock:
+            return self._seat.may_hand_in
+
     def finished(self) -> None:
         """No data left: never counts again, but goes on answering."""
         with self._lock:

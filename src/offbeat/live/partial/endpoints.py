@@ -44,6 +44,7 @@ from offbeat.method.effects import (
     Rest,
     Retire,
     Share,
+    Through,
     not_ours,
 )
 from offbeat.method.replica import Replica
@@ -153,6 +154,8 @@ class Endpoints:
                 return None
             case Offer():
                 return self.clerk.offer(effect.x, effect.t)
+            case Through():
+                return self.clerk.through()
             case Rest():
                 return self.rest(effect.x)
             case Share():

@@ -33,6 +33,7 @@ class Command(IntEnum):
     STAND = 1  # the others ask for an average: take part
     COUNT = 2  # agree with all ranks on the number of rounds
     OVER = 3  # that was all
+    GO_ON = 4  # what was handed in is not through: nothing is handed in now
 
 
 class Inside:
@@ -97,6 +98,11 @@ class Leader:
         results = self._clerk.offer(x, step)
         self._inside.tell(Command.RESULTS, results)
         return results
+
+    def through(self) -> bool:
+        found = self._clerk.through()
+        self._inside.tell(Command.RESULTS if found else Command.GO_ON)
+        return found
 
     def rest(self, x: Vec | None, asked: Callable[[], bool], take_part: Callable[[], None]) -> Got | None:
         def take_part_together() -> None:
@@ -177,6 +183,10 @@ class Follower:
     def offer(self, x: Vec, step: int) -> list[Got]:
         return self._hear()[1]
 
+    def through(self) -> bool:
+        """As the leader finds it."""
+        return self._hear()[0] is not Command.GO_ON
+
     def rest(self, x: Vec | None, asked: Callable[[], bool], take_part: Callable[[], None]) -> Got | None:
         while True:
             command, results = self._hear()
@@ -185,6 +195,7 @@ class Follower:
             take_part()
 
     def stand(self, all_there: Callable[[], bool], agree_on_largest: Callable[[int], int], apply: Apply) -> None:
+        self._inside.channel.holds()  # as the leader's worker: what it gives away there, all of the node have given
         while True:
             command, results = self._hear()
             if command is Command.OVER:

@@ -77,6 +77,11 @@ class Taker:
         self.waited_s += time.monotonic() - start
         return taken
 
+    def through(self) -> bool:
+        """Whether a deposit now would wait for nothing. (Where results are never late, it has waited already.)"""
+        self._board.check()
+        return self._ahead is None or self._ahead.ready_within(0.0)
+
     def _hand_in(self, ahead: Ahead, x: Vec, step: int) -> list[Got]:
         """Take what came while the step was computed; the deposit's own result is for the next time."""
         self._wait_for(ahead.ready_within)

@@ -76,6 +76,11 @@ class ReplayedChannel:
         chair.offers, chair.answer = (step, x), answer
         self._go_on()
 
+    def through(self, rank: int, step: int, answer: Callable[[bool], None]) -> None:
+        """Whether it was: then its list goes on with this step's deposit."""
+        own = ("offer", "finish", "stand", "catch up", "next", "renew")
+        answer(next((event for event in self.chairs[rank].events if event[0] in own), None) == ("offer", step))
+
     def finished(self, rank: int) -> None:
         self.chairs[rank].finishes = True
         self._go_on()

@@ -1,0 +1,151 @@
+"""Self-clocked averaging: the five papers' ideas in one method, which has no period to choose."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Literal
+
+from offbeat.method import (
+    Axes,
+    Body,
+    Channel,
+    Codec,
+    Got,
+    Nodes,
+    Open,
+    Paper,
+    Replica,
+    Rules,
+    Vec,
+    Wait,
+    method,
+    nothing_lost,
+    pacing,
+    topology,
+    whole,
+)
+from offbeat.strategies.common import optional, own_gradient, quorum, sends_all
+
+PAPER = Paper(
+    name="self_clocked",
+    full_name="Self-clocked averaging",
+    title="Offbeat: Self-clocked Averaging",
+    authors="Offbeat contributors",
+    year=2026,
+    venue="Offbeat",
+    axes=Axes(
+        what="weights",
+        when="whenever the last exchange is through",
+        whom="rotating pairs, groups, or everyone",
+        wait="a quorum",
+        late="at the next exchange",
+        merge="the mean, with one's own later steps on top",
+    ),
+    laws=(
+        "one worker: plain training bit for bit",
+        'everyone, wait="everyone", late=0, period H: equals local_sgd(H)',
+        "the sum of all weights changes only by the workers' own steps, whoever is late",
+        "nobody waits, unless a bound makes it",
+    ),
+    confidence="a method of this project; its defaults come from a first small study (docs/choosing.md)",
+)
+
+MEASURED = 25  # takings, after which a period by spread begins to move
+LOW, HIGH, CAP = 0.7, 1.3, 64
+
+
+@method(PAPER)
+def self_clocked(
+    period: int | Literal["spread"] = 2,
+    group: int | None = 2,
+    wait: str | int | float | Wait = 0.125,
+    late: int = 1,
+    staleness: int | None = None,
+    per_node: int = 1,
+    codec: Codec | None = None,
+) -> Body:
+    """Compute; whenever the last exchange is through, hand in what was learned since, and take what came of the others.
+
+    Each worker trains with its own optimiser and its own moments. After a step it looks whether the round that it
+    handed in for is over. If so, it hands in how far it has moved since, takes the newest mean of its group, with its
+    own movement on top, and goes on; if not, it goes on computing. So the period is not a setting: it is how long an
+    exchange takes, on a quick network every other step, on a thin one every tenth, and it follows the network as it
+    changes. A slow worker hands in as often as its own exchanges end, with fewer steps in each.
+
+    ``period``: the fewest steps between two exchanges, or ``"spread"``: each worker holds its distance from the means
+    it takes in proportion to the learning rate, as ``adaptive`` does. ``group``: how many average in a round, in
+    rotating groups (``None``: everyone). ``wait``: a round starts when so many have handed in; ``"first"``,
+    ``"3 workers"``, ``"50%"`` or a fraction. ``late=0``: wait for the round instead of computing on. ``staleness``: a
+    round waits for whoever would otherwise bring something older than so many rounds. ``per_node=8``: eight consecutive
+    ranks average their gradients in step and count as one worker outside; the ``codec`` is for what travels between
+    nodes, and what it loses is given to the next round.
+
+    *When it helps*: nobody knows beforehand who will be late, or how long a message takes.
+    *When it hurts*: where all workers are alike and the network is quick, ``allreduce`` learns more from each sample.
+    *Suggested settings*: the defaults; ``period=1, group=None`` with few workers and a quick network.
+
+    Example: ``ob.self_clocked(group=4)``
+    """
+    least = 1 if period == "spread" else whole("period", period, 1)
+    optional("group", group)
+    whole("per_node", per_node, 1)
+    sends_all(codec)
+    if late not in (0, 1):
+        raise ValueError(f"late is {late!r}, but a result can be 0 or 1 rounds late")
+    if staleness is not None:
+        whole("staleness", staleness, 1 + late)
+    # Whatever is handed in counts for the next round, however old the weights it was made with.
+    how = Rules(quorum(wait), "shared", bound=staleness, late=late, good_for=math.inf)
+
+    async def body(me: Replica) -> None:
+        P = Nodes(me.size, per_node).count
+        blocks = topology.everyone(P) if group is None or group >= P else topology.groups(P, group)
+        mem = me.recall(
+            start=me.x.clone() if codec else None,  # with a codec, the displacement from the common beginning travels
+            lost=nothing_lost(me.x) if codec else None,
+            p=least,
+            C2=0.0,
+            samples=0,
+        )
+        before, steps = me.x.clone(), 0  # my weights when I last handed in, and the steps since
+
+        def since() -> Vec | None:
+            """How far I have moved since I handed in; from now on that is handed in."""
+            nonlocal steps
+            moved, steps = steps > 0, 0
+            return before.mul_(-1.0).add_(me.x) if moved else None
+
+        def adopt(results: list[Got]) -> None:
+            if results and P > 1:  # nobody else changes what one holds
+                mean = results[-1].value if codec is None else mem.start + results[-1].value
+                if period == "spread":
+                    _follow_spread(me, mem, mean)
+                me.x.copy_(mean)
+
+        partial = Channel("self_clocked", blocks, how.among(P), adopt, codec, since, per_node, mem.lost)
+        await Open(partial, me.x if codec is None else me.x - mem.start)
+        async for t in me.own_steps(per_node):
+            if steps == 0:
+                before.copy_(me.x)
+            me.step(await own_gradient(me, per_node))
+            steps += 1
+            if steps >= mem.p and await partial.through(t):
+                moved = since()
+                assert moved is not None
+                adopt(await partial.mix(moved, t))
+        async for got in partial.rest(since):
+            adopt([got])
+
+    return body
+
+
+def _follow_spread(me: Replica, mem: SimpleNamespace, mean: Vec) -> None:
+    """A longer period while I am near the means I take, a shorter one where I am far from them."""
+    apart, pace = (mean - me.x).square_norm().item(), pacing.Pace(mem.p, mem.C2, mem.samples)
+    if mem.samples < MEASURED:
+        pace = pacing.sampled(pace, apart, me.lr)
+    else:
+        pace = pacing.adapted(pace, apart, me.lr, LOW, HIGH, CAP)
+    mem.p, mem.C2, mem.samples = pace.p, pace.C2, pace.samples
+    me.report(period=mem.p)
