@@ -23,6 +23,7 @@ from offbeat.live.attached.training import Training
 from offbeat.live.transport import ending
 from offbeat.live.transport.board import Board
 from offbeat.method.strategy import Strategy
+from offbeat.strategies.self_clocked import self_clocked
 
 _number = itertools.count()
 
@@ -66,7 +67,7 @@ def init(timeout_s: float = 1800.0) -> None:
 def attach(
     optimizer: torch.optim.Optimizer,
     model: nn.Module,
-    strategy: Strategy,
+    strategy: Strategy | None = None,
     *,
     max_norm: float | None = None,
     accumulate: int = 1,
@@ -77,6 +78,9 @@ def attach(
     record: str | Path | Recorder | None = None,
 ) -> Attached:
     """Let ``strategy`` decide what each ``optimizer.step()`` exchanges. Every rank must call it.
+
+    Without one it is ``self_clocked()``, which needs no choosing: nobody waits, and workers talk as often as the
+    network lets them.
 
     Rank 0's parameters and buffers are given to all. ``max_norm`` clips what the inner optimiser is given;
     ``accumulate`` declares how many ``backward()`` calls make a step; ``steps`` tells strategies that plan ahead how
@@ -89,6 +93,7 @@ def attach(
         raise ValueError(
             f"this optimizer is attached already, with {optimizer.strategy}; attach the inner one only once"
         )
+    strategy = self_clocked() if strategy is None else strategy
     checks.check(optimizer, model, strategy)
     whole("attach: accumulate", accumulate, 1)
     init()

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 from offbeat.live.carriers.shelves import Shelves
-from offbeat.live.partial.reading import LOOK_S, Answer, Reader, Told
+from offbeat.live.partial.reading import LOOK_S, Answer, Delivery, Reader
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError, PeerFailed
 from offbeat.live.transport.hub import Word
@@ -39,7 +39,7 @@ class Ahead:
     def __init__(self, reader: Reader, shelves: Shelves, line: socket.socket, board: Board) -> None:
         self._reader, self._shelves, self._line, self._board = reader, shelves, line, board
         self._lock = threading.Condition()
-        self._told: deque[Told] = deque()
+        self._told: deque[Delivery] = deque()
         self._waits = False  # for what it needs to hand in again
         self._hinted = False  # that there is more to be asked for
         self._reply: Answer | None = None
@@ -65,7 +65,7 @@ class Ahead:
         with self._lock:
             return self.is_ready or (self._lock.wait(seconds) and self.is_ready)
 
-    def take(self) -> list[Told]:
+    def take(self) -> list[Delivery]:
         """What is there, in order. (What was needed may miss others' parts: whoever reads it waits for them.)"""
         with self._lock:
             last = max((k for k, told in enumerate(self._told) if told.answer.how == NEEDED), default=-1)
@@ -75,7 +75,7 @@ class Ahead:
             hinted, self._hinted = self._hinted, False
         return [*out, self._reader.make(self._reader.ask(Word.NEWEST))] if hinted else out
 
-    def hand_in(self, slot: int, step: int, taken: list[Told]) -> None:
+    def hand_in(self, slot: int, step: int, taken: list[Delivery]) -> None:
         """Say what has been laid down, and that the results ``taken`` before are read from now on."""
         count = sum(len(told.answer.results) for told in taken)
 

@@ -76,7 +76,7 @@ class Answer(NamedTuple):
 
 
 @dataclass
-class Told:
+class Delivery:
     """An answer, the sums it tells of, those that this worker has for itself, and memory that holds such."""
 
     answer: Answer
@@ -116,7 +116,7 @@ class Reader:
         self._poll.register(line, select.POLLIN)
         self._busy: set[int] = set()
         self._until_seen: list[tuple[Recipe, int]] = []  # slots of mine that are free when this sum is complete
-        self._told: list[Told] = []  # what may still be read, as far as the hub knows
+        self._told: list[Delivery] = []  # what may still be read, as far as the hub knows
         self._spare: list[Vec] = []
         self._books = threading.Lock()
         self.listens: Callable[[str], Answer] | None = None  # another thread does, and this waits for what is for us
@@ -150,7 +150,7 @@ class Reader:
         self._heard(answer)
         return answer
 
-    def come_again(self, word: Word, a: int = 0, b: int = 0, c: int = -1, reads: Sequence[Told] = ()) -> None:
+    def come_again(self, word: Word, a: int = 0, b: int = 0, c: int = -1, reads: Sequence[Delivery] = ()) -> None:
         """Say something after which nothing that I was given before is read any more, but for the results of ``reads``.
 
         Nothing is said of what is to be read later. Of a sum that has been seen the hub forgets what it was made of: an
@@ -244,9 +244,9 @@ class Reader:
         """Add up what there is to add, and give the vectors that were answered, to be read until I come again."""
         return self.read(self.make(answer))
 
-    def make(self, answer: Answer, read: bool | None = True) -> Told:
+    def make(self, answer: Answer, read: bool | None = True) -> Delivery:
         """My parts of the sums. ``read``: whether they are read now (None: not yet)."""
-        told = Told(answer, [Recipe(*one) for one in answer.sums], time.monotonic(), read)
+        told = Delivery(answer, [Recipe(*one) for one in answer.sums], time.monotonic(), read)
         with self._books:
             self._told.append(told)
         for k, recipe in enumerate(told.sums):
@@ -264,15 +264,15 @@ class Reader:
         part = 0 if recipe.private else recipe.summers.index(self._rank)
         return not self._shelves.raised(*recipe.home, [part], recipe.number)
 
-    def read(self, told: Told, plus: Vec | None = None) -> list[Vec]:
+    def read(self, told: Delivery, plus: Vec | None = None) -> list[Vec]:
         """The vectors that were answered, to be read until I come again; ``plus`` is added to each."""
         return [self._value(refs, told, plus) for refs, _ in told.answer.results]
 
-    def all_there(self, told: Told) -> bool:
+    def all_there(self, told: Delivery) -> bool:
         """Whether nobody else's part is missing."""
         return all(k in told.made or self._is_there(recipe) for k, recipe in enumerate(told.sums))
 
-    def _make(self, k: int, told: Told) -> None:
+    def _make(self, k: int, told: Delivery) -> None:
         """My part of a sum."""
         recipe = told.sums[k]
         member, slot = recipe.home
@@ -296,10 +296,10 @@ class Reader:
             self._shelves.settle()
             self._shelves.raise_flag(member, slot, part, recipe.number)
 
-    def _readable(self, terms: Sequence[Sequence[Ref]], told: Told) -> list[list[tuple[Vec, float]]]:
+    def _readable(self, terms: Sequence[Sequence[Ref]], told: Delivery) -> list[list[tuple[Vec, float]]]:
         return [[(self._sum(k, told) if m < 0 else self._shelves.vec(m, k), f) for m, k, f in term] for term in terms]
 
-    def _value(self, refs: Sequence[Ref], told: Told, plus: Vec | None) -> Vec:
+    def _value(self, refs: Sequence[Ref], told: Delivery, plus: Vec | None) -> Vec:
         if len(refs) == 1 and refs[0][0] < 0 and refs[0][2] == 1.0 and plus is None:
             return self._sum(refs[0][1], told)
         out = self._memory(told)
@@ -307,7 +307,7 @@ class Reader:
         return out
 
     def _fill(
-        self, out: Vec, terms: Sequence[Sequence[Ref]], divisor: int, told: Told, plus: Vec | None = None
+        self, out: Vec, terms: Sequence[Sequence[Ref]], divisor: int, told: Delivery, plus: Vec | None = None
     ) -> None:
         read = self._readable(terms, told)
         if plus is not None:
@@ -316,7 +316,7 @@ class Reader:
             add_up(tensor, [[(v.parts[p], f) for v, f in term] for term in read], divisor)
         out.used = self._used(terms, told.sums)
 
-    def _sum(self, k: int, told: Told) -> Vec:
+    def _sum(self, k: int, told: Delivery) -> Vec:
         """A sum that may be read: where all read it, or a copy of my own."""
         if k not in told.made:
             recipe = told.sums[k]
@@ -356,7 +356,7 @@ class Reader:
     def _like(self) -> Vec:
         return self._shelves.vec(self._rank, 0).zeros_like()
 
-    def _memory(self, told: Told) -> Vec:
+    def _memory(self, told: Delivery) -> Vec:
         """Some that may be read until I come again."""
         with self._books:
             spare = self._spare.pop() if self._spare else None

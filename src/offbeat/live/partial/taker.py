@@ -14,7 +14,7 @@ from offbeat.live.carriers.shelves import Shelves
 from offbeat.live.partial.ahead import Ahead
 from offbeat.live.partial.coordinator import pack
 from offbeat.live.partial.link import Link
-from offbeat.live.partial.reading import LOOK_S, SOON_S, Answer, Reader, Told
+from offbeat.live.partial.reading import LOOK_S, SOON_S, Answer, Delivery, Reader
 from offbeat.live.transport import elsewhere
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.hub import Frame, Word
@@ -211,7 +211,7 @@ class Taker:
     def _take(self, answer: Answer) -> list[Got]:
         return self._gots(self._reader.make(answer))
 
-    def _gots(self, told: Told, plus: Vec | None = None) -> list[Got]:
+    def _gots(self, told: Delivery, plus: Vec | None = None) -> list[Got]:
         vectors, results = self._reader.read(told, plus), told.answer.results
         elsewhere.saw(self._board.name, self.rounds)
         return [

@@ -77,8 +77,11 @@ class ReplayedChannel:
         self._go_on()
 
     def through(self, rank: int, step: int, answer: Callable[[bool], None]) -> None:
-        """Whether it was: then its list goes on with this step's deposit."""
-        own = ("offer", "finish", "stand", "catch up", "next", "renew")
+        """Whether it was: then its list goes on with this step's deposit, before it comes to an average or to its end.
+
+        What stands before it may have to wait for others: a result, and what answers for it after an average.
+        """
+        own = ("offer", "finish", "stand")
         answer(next((event for event in self.chairs[rank].events if event[0] in own), None) == ("offer", step))
 
     def finished(self, rank: int) -> None:

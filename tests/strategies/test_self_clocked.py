@@ -1,0 +1,107 @@
+"""Self-clocked averaging: its limits are methods we know, nobody waits, the period is how long an exchange takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import offbeat as ob
+
+STEPS, TASK = 24, ob.tasks.regression()
+FREE = ob.Network(0.0, float("inf"))
+
+
+def run(strategy: ob.Strategy, workers: int, **how: Any) -> ob.Run:
+    return ob.simulate(strategy, TASK, workers, STEPS, **{"network": FREE, "compute_s": 1.0, **how})
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+@pytest.mark.parametrize("period", [1, 2, 4])
+def test_where_all_wait_for_all_it_is_local_sgd_with_that_period(workers: int, period: int) -> None:
+    mine = run(ob.self_clocked(period, None, "everyone", late=0), workers)
+    torch.testing.assert_close(mine.final, run(ob.local_sgd(period), workers).final, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("workers", range(1, 34))
+def test_nobody_waits_whatever_a_message_takes(workers: int) -> None:
+    for message_s in (0.0, 0.5, 8.0):
+        network = ob.Network(message_s, float("inf"))
+        ran = run(ob.self_clocked(), workers, network=network, compute_s=ob.delays.lognormal(1.0, 0.5))
+        assert sum(ran.wait_s) == 0.0
+        assert list(ran.gradients) == [STEPS] * workers
+
+
+def exchanges(ran: ob.Run) -> int:
+    return len(ran.trace.rounds)
+
+
+def test_the_period_follows_the_network() -> None:
+    """A round takes no time, one and a half steps, five and a half: it comes every step, every second, every sixth."""
+    found = [
+        exchanges(run(ob.self_clocked(1, None, "everyone"), 4, network=ob.Network(latency / 6, float("inf"))))
+        for latency in (0.0, 1.5, 5.5)
+    ]
+    assert found[0] >= STEPS - 1
+    assert found[0] > 1.5 * found[1] > 2 * found[2] > 0
+
+
+def test_a_slow_worker_hands_in_fewer_steps_and_holds_up_nobody() -> None:
+    ran = run(ob.self_clocked(1), 4, compute_s=lambda step, rank: 4.0 if rank == 0 else 1.0)
+    assert sum(ran.wait_s) == 0.0
+    assert ran.seconds == pytest.approx(4.0 * STEPS)
+
+
+@pytest.mark.parametrize("group", [2, 3, None])
+@pytest.mark.parametrize("late", [0, 1])
+def test_the_mean_of_all_moves_by_their_own_steps_alone(group: int | None, late: int) -> None:
+    """On a slope every step is the same wherever it is taken: the mean must have moved by all of them."""
+    task = slope()
+    ran = ob.simulate(
+        ob.self_clocked(2, group, "first", late),
+        task,
+        5,
+        STEPS,
+        network=ob.Network(0.3, float("inf")),
+        compute_s=ob.delays.pareto(0.7, 1.5, 20.0),
+    )
+    torch.testing.assert_close(ran.final, torch.full_like(ran.final, -0.1 * STEPS), rtol=1e-12, atol=1e-12)
+
+
+def slope() -> ob.Task:
+    def nothing() -> torch.nn.Module:
+        model = torch.nn.Linear(3, 1, bias=False).double()
+        torch.nn.init.zeros_(model.weight)
+        return model
+
+    return ob.Task(
+        nothing,
+        lambda out, target: (out - target).sum(),
+        lambda rank, step: (torch.ones(1, 3, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)),
+        lambda params: torch.optim.SGD(params, lr=0.1),
+    )
+
+
+def test_a_period_by_spread_grows_when_the_learning_rate_falls() -> None:
+    digits = replace(ob.tasks.digits(hidden=16), scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 60, 0.1))
+    every, by_spread = (
+        exchanges(ob.simulate(ob.self_clocked(p, None, "first"), digits, 4, 200, network=FREE, compute_s=1.0))
+        for p in (1, "spread")
+    )
+    assert by_spread < 0.95 * every
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: ob.self_clocked(0), "period is 0"),
+        (lambda: ob.self_clocked(late=2), "late is 2"),
+        (lambda: ob.self_clocked(staleness=1), "staleness is 1"),
+        (lambda: ob.self_clocked(codec=ob.codec.topk(8)), "nothing sends later"),
+    ],
+)
+def test_a_wrong_setting_is_answered_with_a_sentence(made: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        made()
