@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import simpy
@@ -34,7 +34,9 @@ class _Chair:
     upto: int | None = None  # those that it had heard of, where it looks ahead
     rests: bool = False
     stands: bool = False  # for an average of all
-    renews: Vec | None = None
+    # What is to answer for it from now on, in the order in which it said so. Its list may come to that later: after an
+    # average a worker goes on, and may rest, before the rounds are over that its list has first.
+    renews: deque[Vec] = field(default_factory=deque)
     finishes: bool = False
     answer: Callable[[Any], None] | None = None
     out: tuple[int, tuple[int, ...]] | None = None  # the round its snapshot is in, and the block
@@ -90,7 +92,9 @@ class ReplayedChannel:
 
     def rest(self, rank: int, x: Vec | None, answer: Callable[[Got | None], None]) -> None:
         chair = self.chairs[rank]
-        chair.rests, chair.renews, chair.answer = True, x, answer
+        chair.rests, chair.answer = True, answer
+        if x is not None:
+            chair.renews.append(x)
         self._go_on()
 
     # The lists.
@@ -147,11 +151,10 @@ class ReplayedChannel:
                 chair.events.popleft()
                 seat.finish()
             case "renew":
-                if not (chair.rests or chair.stands or chair.renews is not None):
+                if not (chair.rests or chair.stands or chair.renews):
                     return self._waits(rank, chair, event)
                 chair.events.popleft()
-                seat.renew(chair.channel.holds() if chair.stands else chair.renews)
-                chair.renews = None
+                seat.renew(chair.renews.popleft() if chair.renews else chair.channel.holds())
             case "next":
                 if not (chair.rests or chair.stands):
                     return self._waits(rank, chair, event)
@@ -257,7 +260,10 @@ class ReplayedChannel:
         shared = chair.channel.rules.absent == "shared"  # to these everybody adds differences
         held = chair.channel.holds()
         # A copy: its list may first have a round in which it answers with what it had before, and the worker goes on.
-        chair.renews = chair.me.x - chair.stood if shared else None if held is None else held.clone()
+        if shared:
+            chair.renews.append(chair.me.x - chair.stood)
+        elif held is not None:
+            chair.renews.append(held.clone())
         chair.stood = None
         self._go_on()
 
