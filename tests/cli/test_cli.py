@@ -168,9 +168,9 @@ def test_a_diverged_run_is_null_in_json_and_says_so(
 
 WRONG = {
     "simulate lokal_sgd": "no strategy is called 'lokal_sgd'; did you mean 'local_sgd'?",
-    "compare allreduce nonsense": "no strategy is called 'nonsense'; there are allreduce, ",
-    "cite nonsense": "no strategy is called 'nonsense'; there are allreduce, ",
-    "list nonsense": "no strategy is called 'nonsense'; there are allreduce, ",
+    "compare allreduce nonsense": "no strategy is called 'nonsense'; there are self_clocked, allreduce, ",
+    "cite nonsense": "no strategy is called 'nonsense'; there are self_clocked, allreduce, ",
+    "list nonsense": "no strategy is called 'nonsense'; there are self_clocked, allreduce, ",
     "simulate local_sgd --set perod=8": "local_sgd has no setting 'perod'; did you mean 'period'?",
     "simulate allreduce --codec int8": "allreduce has no setting 'codec'; it has none",
     "simulate local_sgd --set period=0": "local_sgd: period is 0, but must be a whole number of at least 1",

@@ -89,8 +89,8 @@ def test_every_card_is_complete(name: str) -> None:
     paper = card.paper
     assert all((paper.title, paper.authors, paper.venue, paper.laws))
     assert all((card.summary, card.helps, card.hurts, card.suggested, card.departures))
-    assert paper.arxiv is not None
-    assert paper.arxiv in paper.bibtex()
+    assert (paper.arxiv is None) == (paper.venue == "Offbeat"), "a method of this project has no paper"
+    assert paper.arxiv is None or paper.arxiv in paper.bibtex()
     settings = inspect.signature(card.make).parameters
     assert all(p.default is not p.empty for p in settings.values()), "every setting has the paper's default"
     assert list(card.make().settings) == list(settings)
