@@ -54,6 +54,12 @@ def test_a_slow_worker_hands_in_fewer_steps_and_holds_up_nobody() -> None:
     assert ran.seconds == pytest.approx(4.0 * STEPS)
 
 
+def test_whatever_is_handed_in_counts_also_from_a_worker_that_the_others_have_left_behind() -> None:
+    ran = run(ob.self_clocked(1, wait="first"), 4, compute_s=lambda step, rank: 4.3 if rank == 0 else 1.0)
+    while_others_train = [r for r in ran.trace.rounds if r.end_s < STEPS]
+    assert sum(r.started_by == 0 for r in while_others_train) == 5
+
+
 @pytest.mark.parametrize("group", [2, 3, None])
 @pytest.mark.parametrize("late", [0, 1])
 def test_the_mean_of_all_moves_by_their_own_steps_alone(group: int | None, late: int) -> None:
