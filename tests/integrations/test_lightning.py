@@ -216,7 +216,7 @@ def beside_a_slow_worker(rank: int) -> tuple[float, ob.Summary]:
 def test_the_fast_worker_does_not_wait_for_the_slow_one(told: Told) -> None:
     (took_s, summary), (slow_s, _) = told(beside_a_slow_worker)
     assert slow_s > (LATE_STEPS - 1) * LATE_S
-    assert took_s < slow_s / 2
+    assert took_s < 0.85 * slow_s  # in step they would take the same
     assert not [one for one in summary.foreign if one.steps > 2], "no collective of Lightning's in every step"
 
 

@@ -144,7 +144,7 @@ def test_a_resumed_run_ends_with_the_bits_of_one_that_was_never_stopped(
 def test_the_fast_worker_does_not_wait_for_the_slow_one(trained: tuple[Any, list[Any]]) -> None:
     (_, _, fast_s, _), (_, _, slow_s, _) = trained[1]
     assert slow_s > (LATE_STEPS - 1) * LATE_S
-    assert fast_s < slow_s / 2
+    assert fast_s < 0.85 * slow_s  # in step they would take the same
 
 
 def test_what_is_evaluated_is_the_average_of_the_workers(trained: tuple[Any, list[Any]]) -> None:

@@ -252,7 +252,7 @@ def beside_a_slow_worker(rank: int) -> tuple[float, ob.Summary, list[dict[str, f
 def test_the_fast_worker_does_not_wait_for_the_slow_one_though_every_step_is_logged(told: Told) -> None:
     (took_s, summary, logged), (slow_s, _, _) = told(beside_a_slow_worker)
     assert slow_s > (LATE_STEPS - 1) * LATE_S
-    assert took_s < slow_s / 2
+    assert took_s < 0.85 * slow_s  # in step they would take the same
     assert len([entry for entry in logged if "loss" in entry]) == LATE_STEPS
     assert not [one for one in summary.foreign if one.steps > 2], "no collective of the Trainer's in every step"
 

@@ -132,6 +132,40 @@ def test_under_torchrun_train_is_a_member_and_only_rank_0_speaks(tmp_path: Path)
     assert done.stdout.count("bytes sent") == 1
 
 
+SWALLOWS = """
+import sys, time
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent as Agent
+plain, swallowed = Agent._monitor_workers, []
+def monitor(self, *args):
+    while not swallowed:
+        try:
+            time.sleep(0.05)
+        except Exception as error:
+            swallowed.append(error)
+    return plain(self, *args)
+Agent._monitor_workers = monitor
+from offbeat.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_ctrl_c_that_a_library_swallows_ends_a_live_run_all_the_same() -> None:
+    words = [sys.executable, "-c", SWALLOWS, "train", "allreduce", "--task", "regression", "--workers", "2"]
+    with subprocess.Popen(
+        [*words, "--compute", "50ms", "--steps", "100000"], stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stderr is not None
+        try:
+            while "of 100000" not in process.stderr.readline():
+                pass
+            os.kill(process.pid, signal.SIGINT)  # the launcher alone: its workers know of nothing
+            process.communicate(timeout=HANGS_S)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130
+
+
 def test_ctrl_c_ends_a_live_run_with_130_and_without_a_traceback() -> None:
     words = offbeat("train", "allreduce", "--task", "regression", "--workers", "2", "--compute", "50ms")
     with subprocess.Popen(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import pickle
 import signal
 import socket
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +34,7 @@ from offbeat.tasks.task import Task
 
 __all__ = ["LiveRun", "launch", "launch_all"]
 
+AGAIN_S = 3.0  # for a run to end after Ctrl-C, before it is asked again
 LOOK_S = 0.1
 
 
@@ -118,7 +121,7 @@ def launch_all(
             start_method="spawn",
             logs_specs=DefaultLogsSpecs(log_dir=place, redirects=Std.ERR),
         )
-        with _environment(), _quiet(), _signals(), _watched(look):
+        with _environment(), _quiet(), _signals(), _watched(look, (folder / "status").read_bytes):
             try:
                 elastic_launch(config, worker.entry)(payload, place)
             except ChildFailedError as error:
@@ -222,28 +225,64 @@ def _signals() -> Iterator[None]:
 
 
 @contextmanager
-def _watched(look: Callable[[], None]) -> Iterator[None]:
-    """A thread that takes signals for the main one, and looks how far the workers are; a last look when it ends."""
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Whether SIGINT has come since it was asked last: told by the interpreter itself, whatever its handler does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False  # signals are the main thread's
+        return
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    former = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def arrived() -> bool:
+        try:
+            return signal.SIGINT in os.read(reader, 1024)
+        except BlockingIOError:
+            return False
+
+    try:
+        yield arrived
+    finally:
+        signal.set_wakeup_fd(former)
+        os.close(reader)
+        os.close(writer)
+
+
+@contextmanager
+def _watched(look: Callable[[], None], progress: Callable[[], bytes]) -> Iterator[None]:
+    """A thread that takes signals for the main one, and looks how far the workers are; a last look when it ends.
+
+    A signal becomes an ``Exception`` in the main thread, at whatever line it is. Some lines of elastic's catch every
+    one, and the run would go on as if nobody had pressed Ctrl-C: where ``progress`` is made long after it, once more.
+    """
     over = threading.Event()
     failures: list[Exception] = []
 
     def watch() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        asked_s, seen = math.inf, b""
         try:
             while not over.wait(LOOK_S):
                 look()
+                before, seen = seen, progress()
+                if arrived():
+                    asked_s = time.monotonic()
+                elif time.monotonic() > asked_s + AGAIN_S and seen != before:
+                    os.kill(os.getpid(), signal.SIGINT)
         except Exception as error:
             failures.append(error)
             over.wait()
 
     thread = threading.Thread(target=watch, name="offbeat-progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-        if not failures:
-            look()
+    with _interrupts() as arrived:
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            if not failures:
+                look()
     if failures:
         raise failures[0]
