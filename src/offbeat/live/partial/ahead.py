@@ -51,19 +51,23 @@ class Ahead:
 
     # The worker.
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether what was handed in is through. Raises what ended the thread, if something did."""
+    def _check(self) -> None:
+        """Raise what ended the thread, if something did."""
         if isinstance(self._failure, OffbeatError):
             raise self._failure
         if self._failure is not None:
             words = f"rank {self._board.rank} could not take what came: {self._failure}"
             raise PeerFailed(words) from self._failure
-        return not self._waits
 
     def ready_within(self, seconds: float) -> bool:
+        """Whether what was handed in is through, now or in so long."""
+        return self._within(lambda: not self._waits, seconds)
+
+    def _within(self, ready: Callable[[], bool], seconds: float) -> bool:
         with self._lock:
-            return self.is_ready or (self._lock.wait(seconds) and self.is_ready)
+            self._lock.wait_for(lambda: ready() or self._failure is not None, seconds)
+            self._check()
+            return ready()
 
     def take(self) -> list[Delivery]:
         """What is there, in order. (What was needed may miss others' parts: whoever reads it waits for them.)"""
@@ -110,24 +114,16 @@ class Ahead:
         self._waits, self._reply = False, None
 
     def _said_within(self, seconds: float) -> bool:
-        with self._lock:
-            return self._to_say is None or self._lock.wait_for(lambda: self._to_say is None, seconds)
+        return self._within(lambda: self._to_say is None, seconds)
 
     def _stopped_within(self, seconds: float) -> bool:
-        with self._lock:
-            self._lock.wait_for(lambda: not self._listens or self._failure is not None, seconds)
-            if self._failure is not None:
-                self._waits = False
-                return self.is_ready
-            return not self._listens
+        return self._within(lambda: not self._listens, seconds)
 
     def _listen(self, what: str) -> Answer:
         """The answer to a question of the worker's."""
         with self._lock:
             while self._reply is None:
-                if self._failure is not None:
-                    self._waits = False
-                    _ = self.is_ready
+                self._check()
                 self._board.check(what)
                 self._lock.wait(LOOK_S)
             answer, self._reply = self._reply, None
