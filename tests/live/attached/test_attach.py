@@ -193,3 +193,19 @@ def test_a_plain_script_needs_neither_torchrun_nor_init() -> None:
     before, during, after, again, difference = forge.values([outcome])[0]
     assert (before, during, after, again) == (False, True, False, True)
     assert difference < 1e-14
+
+
+@scenario(2)
+def names_no_strategy(rank: int) -> tuple[str, int]:
+    model = torch.nn.Linear(3, 1)
+    with ob.attach(torch.optim.SGD(model.parameters(), lr=0.1), model, patience_s=120) as optimizer:
+        for _ in range(6):
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+    return str(optimizer.strategy), len(optimizer.trace.rounds)
+
+
+def test_without_a_strategy_it_is_the_self_clocked_one(told: Told) -> None:
+    for strategy, rounds in told(names_no_strategy):
+        assert strategy == str(ob.self_clocked())
+        assert rounds > 0
