@@ -6,7 +6,6 @@ own threads); a mix that was begun is simply not waited for yet.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -15,9 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from offbeat.live.carriers import doors, gpus, hosts
+from offbeat.live.carriers import gpus, hosts
+from offbeat.live.carriers.across import Across, across
 from offbeat.live.carriers.commons import Commons
 from offbeat.live.carriers.phases import TwoPhases
+from offbeat.live.carriers.porter import Porter
+from offbeat.live.carriers.sharing import shared
 from offbeat.live.carriers.shelves import Shelves
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.group import LONG, Group
@@ -56,12 +58,19 @@ class Transport:
         self._everyone = tuple(range(board.size))
         self._groups: dict[tuple[int, ...], Group] = {}
         self._commons: dict[tuple[tuple[int, ...], str], Commons | None] = {}
+        self._across: dict[tuple[tuple[int, ...], str], Across | None] = {}
+        self._porter = Porter(board)
         self.carriers: set[str] = set()  # the ways vectors have gone
         gpus.post(board, gpus.here(devices))  # before the others are met: then all have posted theirs
         self._side = Group("side", self._everyone, board, waiter) if board.size > 1 else None
         self._equipment = gpus.posted(board)
         nccl = gpus.nccl_fits(self._equipment)
         self._nccl: Any = dist.new_group(backend="nccl", timeout=LONG) if nccl else None
+
+    @property
+    def homes(self) -> list[str]:
+        """The hosts of all ranks."""
+        return [own.home for own in self._equipment]
 
     # Memory that a host's ranks share.
 
@@ -93,30 +102,29 @@ class Transport:
             return None
         if on_gpu and len({t.device for t in tensors} | {gpu for r in ranks for gpu in self._equipment[r].gpus}) != 2:
             return None  # only where all vectors of all ranks lie on one GPU
-        board, found, why = self._board, None, ""
-        # Nobody enters before all are there: one may be without data, and come when it hears that we wait.
-        self.waiter.until(board.meeting(name, ranks), "the ranks of this host to share memory")
-        try:
-            found = make()
-        except OSError as error:
-            why = str(error)
-        board.publish(f"{doors.SAID}/{name}/{board.rank}", why or doors.DONE)
-        facts = [f"{doors.SAID}/{name}/{rank}" for rank in ranks]
-        self.waiter.until(
-            lambda: all(board.published(fact) for fact in facts), "the ranks of this host to share memory"
-        )
-        said = {rank: board.published(fact) or "" for rank, fact in zip(ranks, facts, strict=True)}
-        failed = {rank: why for rank, why in said.items() if why != doors.DONE}
-        if not failed and found is not None:
-            self.carriers.add(found.carrier)
-            return found
+        found = shared(name, ranks, make, self._board, self.waiter)
         if found is not None:
-            found.close()
-        if board.rank == ranks[0]:
-            rank, why = min(failed.items(), key=lambda one: one[1].startswith(doors.FOLLOWS))
-            words = f"memory cannot be shared on this host (rank {rank}: {why})"
-            warnings.warn(f"{words}: vectors travel through Gloo, which is slower", stacklevel=2)
-        return None
+            self.carriers.add(found.carrier)
+        return found
+
+    def across(self, ranks: tuple[int, ...], tensor: Tensor) -> Across | None:
+        """The way of sums among ranks of several hosts. All of them ask for it when one does.
+
+        None where they are on one host, or where no two are, or where that is not to be had, or not wanted.
+        """
+        device, homes = tensor.device, self.homes
+        houses = hosts.together(ranks, homes)
+        one_gpu_each = all(len({gpu for r in house for gpu in self._equipment[r].gpus}) == 1 for house in houses)
+        if len(houses) == 1 or (tensor.is_cuda and not one_gpu_each):
+            return None
+        key = ranks, device.type
+        if key not in self._across:
+            name = f"across/{device.type}/" + "-".join(map(str, ranks))
+            self._across[key] = across(name, ranks, homes, device, self._board, self.waiter, self._porter.waiter)
+        found = self._across[key]
+        if found is not None:
+            self.carriers |= found.carriers
+        return found
 
     # A mix, in three shapes.
 
@@ -308,6 +316,9 @@ class Transport:
             self.carriers.add("nccl")
             work: dist.Work = dist.all_reduce(tensor, group=self._nccl, async_op=True)
             return work
+        composed = self.across(ranks, tensor)
+        if composed is not None:
+            return self._porter.all_reduce(composed, tensor)
         return self.group(ranks).all_reduce(tensor)
 
     def group(self, ranks: tuple[int, ...]) -> Group:
@@ -335,27 +346,33 @@ class Transport:
 
     def park(self) -> None:
         """Leave the groups as they are; see ``Group.park``."""
+        self._porter.close(give_up=True)
         self._let_go(together=False)
         for group in self._all_groups():
             group.park()
 
     def close(self) -> None:
         """Give the groups back. All ranks are through with them."""
+        self._porter.close()
         self._let_go(together=True)
         for group in self._all_groups():
             group.close()
         if self._nccl is not None:
             dist.destroy_process_group(self._nccl)
-        self._groups, self._side, self._nccl = {}, None, None
+        self._groups, self._across, self._side, self._nccl = {}, {}, None, None
 
     def _let_go(self, together: bool) -> None:
         for commons in self._commons.values():
             if commons is not None:
                 commons.close(together)
+        for one in self._across.values():
+            if one is not None:
+                one.let_go(together)
         self._commons = {}
 
     def _all_groups(self) -> list[Group]:
-        return [*self._groups.values(), *([self._side] if self._side is not None else [])]
+        between = [group for one in self._across.values() if one is not None for group in one.groups()]
+        return [*self._groups.values(), *between, *([self._side] if self._side is not None else [])]
 
 
 @lru_cache(maxsize=256)

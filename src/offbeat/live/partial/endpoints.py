@@ -143,8 +143,8 @@ class Endpoints:
     def carriers(self) -> set[str]:
         """The ways vectors of this channel, or these shared weights, go between clerks; what lies in shared memory
         is the transport's to tell."""
-        clerks = self._sums is not None or isinstance(self._pairs, SharedWeights)
-        return self._carriers | ({"gloo"} if clerks else set())
+        between = {"gloo"} if isinstance(self._pairs, SharedWeights) else set[str]()
+        return self._carriers | between | (set() if self._sums is None else self._sums.carriers)
 
     def perform(self, effect: Effect[Any], me: Replica) -> object:
         """Answer what needs a clerk or shared weights; refuse what nobody can answer."""
@@ -205,7 +205,8 @@ class Endpoints:
         referee = Referee(channel.rules, nodes.count, me.seed, first_round)
         (connection,) = self._meet_at_hub(lambda: Coordinator(referee), nodes)
         self._channel = channel
-        self._sums = BlockSums(channel, nodes, self._board, Waiter(self._board, self._patience_s), first_round)
+        waiter = Waiter(self._board, self._patience_s)
+        self._sums = BlockSums(channel, nodes, self._board, waiter, first_round, self._transport.homes)
         clerk = Clerk(
             channel,
             x,
@@ -361,6 +362,8 @@ class Endpoints:
             if end is not None:
                 end.close()
         self.lines.close(self._patience_s)
+        if self._sums is not None:
+            self._sums.let_go(together=True)
         for group in self._groups():
             group.close()
 
@@ -370,6 +373,8 @@ class Endpoints:
             if end is not None:
                 end.abandon()
         self.lines.abandon()
+        if self._sums is not None:
+            self._sums.let_go(together=False)
         for group in self._groups():
             group.park()
 
