@@ -12,7 +12,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -73,7 +75,7 @@ def _sums_job(rank: int, cable: TwoHosts, n: int, times: int, whose: str) -> tup
     return took[1:], sent
 
 
-def _measured(job: object, n: int, what: str, carrier: str = "") -> tuple[float, float]:
+def _measured(job: Callable[..., Any], n: int, what: str, carrier: str = "") -> tuple[float, float]:
     """Median seconds, and MB that left a host."""
     os.environ["OFFBEAT_CARRIER"] = carrier
     with TwoHosts(GBIT_S) as cable:

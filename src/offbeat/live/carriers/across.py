@@ -34,6 +34,7 @@ from offbeat.tensors.stretches import CodedShare, Stretches
 from offbeat.tensors.vector import Vec, wide
 
 CHUNK = 1 << 20  # numbers on the wire at a time
+SUMS = "the other hosts' sums"
 
 
 class Coding(NamedTuple):
@@ -103,18 +104,27 @@ class Across:
         self._collect(laid, [*mine, own_record, records], tensors, what, record)
 
     def _code(self, mine: Sequence[Tensor], records: Tensor, coding: Coding, group: Group, what: str) -> None:
-        """Let my stretch be the coded sum of all hosts'."""
-        cuts = [self._stretch(tensor) for tensor in mine]
-        own = Vec([tensor[lo:hi] for tensor, (lo, hi) in zip(mine, cuts, strict=True)])
-        lost = None
-        if coding.lost is not None:
-            lost = Vec([tensor[lo:hi] for tensor, (lo, hi) in zip(coding.lost, cuts, strict=True)])
-        there = coding.gives(records, self.houses[self._place])
-        stretches = Stretches(own, coding.codec, len(self.houses))
-        phases = TwoPhases(CodedShare(own if there else None, stretches, self._place, coding.key, lost), group)
-        self._waiter.wait([group.all_reduce(records), phases.to_owners()], what)
-        self._waiter.wait([phases.to_all([coding.gives(records, house) for house in self.houses])], what)
-        phases.result(own)
+        """Let my stretch be the coded sum of all hosts': while one chunk is on the wire, another is coded."""
+        there, members = coding.gives(records, self.houses[self._place]), len(self.houses)
+        told = group.all_reduce(records)
+        chunks, sums, sent = list[Vec](), list[TwoPhases](), list[Work]()
+        for k, tensor in enumerate(mine):
+            for a, b in self._chunks(tensor):
+                own = Vec([tensor[a:b]])
+                lost = None if coding.lost is None else Vec([coding.lost[k][a:b]])
+                key, stretches = (*coding.key, k, a), Stretches(own, coding.codec, members)
+                share = CodedShare(own if there else None, stretches, self._place, key, lost)
+                chunks.append(own)
+                sums.append(TwoPhases(share, group))
+                sent.append(sums[-1].to_owners())
+        self._waiter.wait([told], what)
+        gives, answered = [coding.gives(records, house) for house in self.houses], list[Work]()
+        for phases, work in zip(sums, sent, strict=True):
+            self._waiter.wait([work], what)
+            answered.append(phases.to_all(gives))
+        for phases, work, own in zip(sums, answered, chunks, strict=True):
+            self._waiter.wait([work], what)
+            phases.result(own)
 
     # Inside the host.
 
@@ -178,7 +188,7 @@ class Across:
     def groups(self) -> list[Group]:
         return [] if self._group is None else [self._group]
 
-    def let_go(self, together: bool) -> None:
+    def close(self, together: bool = True) -> None:
         """Give the memory back; ``together``: so do the others now. The groups are closed or parked by their owner."""
         if self._commons is not None:
             self._commons.close(together)

@@ -2,7 +2,7 @@
 
 Such a sum has steps of its own between its parts, which nobody takes while the worker's thread is in its forward pass.
 All ranks ask for the same sums in the same order, so their porters meet in each. What the two threads share: the
-queue, and an event for each errand; a tensor is the porter's from ``all_reduce`` until its errand is over. An error
+queue, and an event for each errand; what an errand works on is the porter's from ``send`` until it is over. An error
 ends all errands, also those to come: whoever waits for one hears of it, and nobody waits for a porter that has ended.
 """
 
@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from queue import SimpleQueue
 
-from torch import Tensor
-
-from offbeat.live.carriers.across import Across
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError, PeerFailed
 from offbeat.live.transport.waiter import Waiter
@@ -25,8 +23,8 @@ LEAVE_S = 5.0
 class Errand:
     """One sum under way."""
 
-    def __init__(self, across: Across, tensor: Tensor) -> None:
-        self.across, self.tensor = across, tensor
+    def __init__(self, run: Callable[[], None]) -> None:
+        self.run: Callable[[], None] | None = run
         self.over = threading.Event()
         self.failure: BaseException | None = None
 
@@ -48,12 +46,12 @@ class Porter:
         self._errands: SimpleQueue[Errand | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def all_reduce(self, across: Across, tensor: Tensor) -> Errand:
-        """Begin to let ``tensor`` be the sum of everybody's."""
+    def send(self, run: Callable[[], None]) -> Errand:
+        """Let the porter ``run`` this, after all that it was sent for before."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="offbeat-porter", daemon=True)
             self._thread.start()
-        errand = Errand(across, tensor)
+        errand = Errand(run)
         self._errands.put(errand)
         return errand
 
@@ -61,13 +59,13 @@ class Porter:
         failure: BaseException | None = None
         while (errand := self._errands.get()) is not None:
             try:
-                if failure is None:
-                    errand.across.total([errand.tensor], "the other hosts' sums")
+                if failure is None and errand.run is not None:
+                    errand.run()
             except BaseException as error:
                 failure = error
-            errand.failure = failure
+            errand.run, errand.failure = None, failure  # nothing of it is held until the next
             errand.over.set()
-            del errand  # a tensor that nobody wants is not to wait here for the next
+            del errand
 
     def close(self, give_up: bool = False) -> None:
         """End the thread: when all errands are done, or, giving up, soon."""

@@ -113,4 +113,4 @@ class BlockSums:
         """Give the memory back that hosts share; ``together``: so do the others now."""
         for way in self._ways.values():
             if isinstance(way, Across):
-                way.let_go(together)
+                way.close(together)

@@ -143,8 +143,7 @@ class Endpoints:
     def carriers(self) -> set[str]:
         """The ways vectors of this channel, or these shared weights, go between clerks; what lies in shared memory
         is the transport's to tell."""
-        between = {"gloo"} if isinstance(self._pairs, SharedWeights) else set[str]()
-        return self._carriers | between | (set() if self._sums is None else self._sums.carriers)
+        return self._carriers.union(*(ways.carriers for ways in self._ways))
 
     def perform(self, effect: Effect[Any], me: Replica) -> object:
         """Answer what needs a clerk or shared weights; refuse what nobody can answer."""
@@ -282,7 +281,14 @@ class Endpoints:
             return
         (connection,) = self._meet_at_hub(lambda: Visits(me.size), everyone)
         self._pairs = SharedWeights(
-            effect.x, effect.peers, connection, self._board, self.trace, self._patience_s, self._log
+            effect.x,
+            effect.peers,
+            connection,
+            self._board,
+            self._transport.homes,
+            self.trace,
+            self._patience_s,
+            self._log,
         )
 
     def _meet_at_hub(
@@ -362,8 +368,8 @@ class Endpoints:
             if end is not None:
                 end.close()
         self.lines.close(self._patience_s)
-        if self._sums is not None:
-            self._sums.let_go(together=True)
+        for ways in self._ways:
+            ways.let_go(together=True)
         for group in self._groups():
             group.close()
 
@@ -373,8 +379,8 @@ class Endpoints:
             if end is not None:
                 end.abandon()
         self.lines.abandon()
-        if self._sums is not None:
-            self._sums.let_go(together=False)
+        for ways in self._ways:
+            ways.let_go(together=False)
         for group in self._groups():
             group.park()
 
@@ -393,5 +399,10 @@ class Endpoints:
         self.lines.release()
         self.others = Nobody()
 
+    @property
+    def _ways(self) -> list[BlockSums | SharedWeights]:
+        """What takes vectors from clerk to clerk."""
+        return [ways for ways in (self._sums, self._pairs) if isinstance(ways, (BlockSums, SharedWeights))]
+
     def _groups(self) -> list[Group]:
-        return [g for end in (self._sums, self._pairs) if end is not None for g in end.groups()]
+        return [group for ways in self._ways for group in ways.groups()]
