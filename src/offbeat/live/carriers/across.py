@@ -67,6 +67,7 @@ class Across:
         waiter: Waiter,
     ) -> None:
         self.houses, self._commons, self._waiter = houses, commons, waiter
+        self.has_coded = False
         home = next(house for house in houses if board.rank in house)
         self._place, self._port, self._ports = houses.index(home), home.index(board.rank), min(map(len, houses))
         self._group: Group | None = None
@@ -89,6 +90,7 @@ class Across:
 
     def coded_total(self, tensors: Sequence[Tensor], record: Tensor, coding: Coding, what: str) -> None:
         """The same, coded between hosts. The ``record`` of who gives what is summed beside them, and not coded."""
+        self.has_coded = True
         # The last is for the sum of the records: when one port has made it, another may still read the members'.
         given = [*tensors, record, torch.zeros_like(record)]
         laid = self._lay(given, what)

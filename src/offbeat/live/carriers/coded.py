@@ -119,10 +119,6 @@ class CodedExchanges:
         if gathers:
             return self._gathered_gradients(g, header, like, codec, ranks, key)
         stretches, own_key = Stretches(like, codec, len(ranks)), (key[0], self._ways.rank, key[1])
-        composed = self._ways.across(ranks, like.parts)
-        if composed is not None:
-            self._ways.wire_bytes += two_phase_bytes(stretches.lengths) // len(ranks)
-            return self._gradients_across(g, header, like, codec, ranks, composed, own_key)
         share = CodedShare(g, stretches, ranks.index(self._ways.rank), own_key)
         message = torch.cat([torch.tensor([g is not None], dtype=torch.uint8), header])
         headers = torch.empty(len(ranks), message.numel(), dtype=torch.uint8)
@@ -135,30 +131,6 @@ class CodedExchanges:
             return None, counts
         self._ways.waiter.wait([phases.to_all(gives)], "the others' sums")
         return Vec([p.div_(sum(gives)) for p in phases.result().parts]), counts
-
-    def _gradients_across(
-        self,
-        g: Vec | None,
-        header: Tensor,
-        like: Vec,
-        codec: Codec,
-        ranks: tuple[int, ...],
-        composed: Across,
-        key: tuple[int, ...],
-    ) -> tuple[Vec | None, Tensor]:
-        parts = [torch.zeros_like(p, dtype=wide(p.dtype)) for p in like.parts]
-        # Who has a gradient, and behind that the header: counts, which a float of 32 bits holds exactly.
-        record = parts[0].new_zeros(len(ranks) + header.numel(), dtype=torch.float32)
-        record[len(ranks) :] = header
-        if g is not None:
-            record[ranks.index(self._ways.rank)] = 1
-            for mine, p in zip(parts, g.parts, strict=True):
-                mine.copy_(p)
-        coding = Coding(codec, key, None, lambda record, house: any(record[ranks.index(rank)] for rank in house))
-        errand = self._ways.porter.send(partial(composed.coded_total, parts, record, coding, SUMS))
-        self._ways.waiter.wait([errand], "the others' gradients")
-        gave, counts = int(record[: len(ranks)].sum()), record[len(ranks) :].cpu().long()
-        return Vec([p.div_(gave) for p in parts]) if gave else None, counts
 
     def _gathered_gradients(
         self, g: Vec | None, header: Tensor, like: Vec, codec: Codec, ranks: tuple[int, ...], key: tuple[int, int]

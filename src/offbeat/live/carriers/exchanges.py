@@ -114,6 +114,11 @@ class Transport:
             self.carriers |= found.carriers
         return found
 
+    @property
+    def has_coded_sums_of_hosts(self) -> bool:
+        """Whether what was coded was not each worker's own."""
+        return any(one is not None and one.has_coded for one in self._across.values())
+
     # A mix, in three shapes.
 
     def mix(self, effect: Mix, seq: int, seed: int, later: bool = False) -> Sent:
