@@ -7,11 +7,13 @@ import io
 import os
 import re
 import runpy
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.support import forge
 from tests.support.forge import Job
@@ -23,22 +25,36 @@ PAGE = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
 RECIPES = dict(re.findall(r'^```python title="(\w+)\.py"\n(.*?)^```$', PAGE, flags=re.MULTILINE | re.DOTALL))
 
 
-def run(script: Path, *arguments: str) -> str:
-    """What it prints, as a job of two."""
+def started(script: Path, *arguments: str) -> subprocess.Popen[str]:
+    """A job of two under torchrun."""
     hidden = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     env = {name: value for name, value in os.environ.items() if name not in hidden}
     path = os.pathsep.join([str(ROOT / "src"), *filter(None, [env.get("PYTHONPATH")])])
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
+    return subprocess.Popen(
         [sys.executable, *torchrun, str(script), *arguments],
         cwd=script.parent,
         env={**env, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": path},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=300,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What it has printed, on stdout and stderr."""
+    try:
+        return process.communicate(timeout=300)
+    finally:
+        process.kill()
+
+
+def run(script: Path, *arguments: str) -> str:
+    """What it prints."""
+    process = started(script, *arguments)
+    out, err = ended(process)
+    assert process.returncode == 0, err[-4000:]
+    return out
 
 
 def run_here(rank: int, script: str) -> str:
@@ -49,23 +65,59 @@ def run_here(rank: int, script: str) -> str:
     return told.getvalue()
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "spot"])
 def test_a_recipe_runs_with_two_processes(name: str, tmp_path: Path) -> None:
     script = tmp_path / f"{name}.py"
     script.write_text(RECIPES[name], encoding="utf-8")
     if name == "compiled":  # the compiler starts processes of its own, which a fork is not made for
         told = run(script)
     else:
-        (outcomes,) = forge.run([Job(run_here, 2, (str(script),))])
+        (outcomes,) = forge.run([Job(run_here, 1 if name == "rates" else 2, (str(script),))])  # simulated: needs one
         told = "".join(forge.values(outcomes))
     if name in ("slow_loader", "mixed_gpus"):
         assert "Rank 1 is chronically slow" in told
     if name == "uneven_lengths":
         assert re.findall(r"\[(\d+), (\d+)\]", told), "how many samples each has used"
+    if name == "rates":
+        found = re.findall(r"(\w+): (\S+) of the rate of all-reduce", told)
+        assert {method for method, _ in found} == {"local_sgd", "self_clocked"}
+        assert all(0.5 <= float(ratio) <= 2 for _, ratio in found), told  # the rule of the page, on this small task
+
+
+def test_a_job_that_is_told_to_leave_ends_after_its_step_and_goes_on_from_there(tmp_path: Path) -> None:
+    script = tmp_path / "spot.py"
+    script.write_text(RECIPES["spot"], encoding="utf-8")
+    job = started(script)
+    assert job.stdout is not None
+    begun = {job.stdout.readline().strip() for _ in range(2)}
+    job.send_signal(signal.SIGTERM)  # to torchrun, as a scheduler does
+    left, err = ended(job)
+    assert begun == {"rank 0 begins with step 0", "rank 1 begins with step 0"}, err[-4000:]
+    ends = {int(rank): int(step) for rank, step in re.findall(r"rank (\d) ends with step (\d+)", left)}
+    assert ends.keys() == {0, 1}, err[-4000:]
+    assert max(ends.values()) < 300
+    kept = torch.load(tmp_path / "spot.pt", weights_only=True)
+    assert kept["step"] == ends[0]
+
+    (outcomes,) = forge.run([Job(run_here, 2, (str(script),))])
+    for rank, told in enumerate(forge.values(outcomes)):
+        assert told.splitlines() == [f"rank {rank} begins with step {ends[0]}", f"rank {rank} ends with step 300"]
+    learned = torch.load(tmp_path / "spot.pt", weights_only=True)
+    assert learned["step"] == 300
+    far = (learned["model"]["weight"] - 1).abs().mean()  # the sum of its inputs is what is to be learned
+    assert far < (kept["model"]["weight"] - 1).abs().mean()
 
 
 def test_the_page_has_the_recipes_that_are_meant() -> None:
-    assert list(RECIPES) == ["from_ddp", "slow_loader", "mixed_gpus", "uneven_lengths", "compiled"]
+    assert list(RECIPES) == [
+        "from_ddp",
+        "slow_loader",
+        "mixed_gpus",
+        "uneven_lengths",
+        "spot",
+        "rates",
+        "compiled",
+    ]
 
 
 def test_the_gpt_learns_beside_a_late_worker() -> None:
