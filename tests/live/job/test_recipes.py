@@ -10,6 +10,7 @@ import runpy
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,11 @@ def test_the_image_model_reads_most_digits() -> None:
     found = re.search(r"accuracy (\d+\.\d)%", run(ROOT / "examples" / "image.py", "--steps", "60"))
     assert found is not None
     assert float(found[1]) > 75
+
+
+@pytest.mark.skipif(find_spec("minigrid") is None, reason="needs MiniGrid: pip install 'offbeat[examples]'")
+def test_ppo_learns_to_find_the_goal_though_episodes_end_when_they_end() -> None:
+    told = run(ROOT / "examples" / "ppo.py", "--world", "MiniGrid-Empty-5x5-v0", "--turns", "20")
+    found = re.search(r"mean return (\d\.\d+) on new episodes, 2 workers", told)
+    assert found is not None
+    assert float(found[1]) > 0.7  # 0.2 is what walking about finds
