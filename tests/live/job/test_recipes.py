@@ -1,4 +1,5 @@
-"""The scripts of docs/recipes.md and of examples/ run under plain torchrun, with two processes."""
+"""The scripts of docs/recipes.md and of examples/ run with two processes: one of each kind under plain torchrun, the
+others as torchrun would start them, in processes that are forked."""
 
 from __future__ import annotations
 
@@ -58,9 +59,16 @@ def run(script: Path, *arguments: str) -> str:
     return out
 
 
-def run_here(rank: int, script: str) -> str:
+def quick(script: Path, *arguments: str, size: int = 2) -> str:
+    """What it prints, in processes that have imported torch before."""
+    (outcomes,) = forge.run([Job(run_here, size, (str(script), *arguments))])
+    return "".join(forge.values(outcomes))
+
+
+def run_here(rank: int, script: str, *arguments: str) -> str:
     """The same in a process that has imported torch before; what this rank prints."""
     os.chdir(Path(script).parent)
+    sys.argv = [script, *arguments]
     with contextlib.redirect_stdout(io.StringIO()) as told:
         runpy.run_path(script, run_name="__main__")
     return told.getvalue()
@@ -70,11 +78,8 @@ def run_here(rank: int, script: str) -> str:
 def test_a_recipe_runs_with_two_processes(name: str, tmp_path: Path) -> None:
     script = tmp_path / f"{name}.py"
     script.write_text(RECIPES[name], encoding="utf-8")
-    if name == "compiled":  # the compiler starts processes of its own, which a fork is not made for
-        told = run(script)
-    else:
-        (outcomes,) = forge.run([Job(run_here, 1 if name == "rates" else 2, (str(script),))])  # simulated: needs one
-        told = "".join(forge.values(outcomes))
+    # The compiler starts processes of its own, which a fork is not made for. Rates are searched in the simulator.
+    told = run(script) if name == "compiled" else quick(script, size=1 if name == "rates" else 2)
     if name in ("slow_loader", "mixed_gpus"):
         assert "Rank 1 is chronically slow" in told
     if name == "uneven_lengths":
@@ -122,7 +127,7 @@ def test_the_page_has_the_recipes_that_are_meant() -> None:
 
 
 def test_the_gpt_learns_beside_a_late_worker() -> None:
-    told = run(ROOT / "examples" / "gpt.py", "--steps", "40")
+    told = quick(ROOT / "examples" / "gpt.py", "--steps", "40")
     assert "Rank 1 is chronically slow" in told
     found = re.search(r"held-out loss (\d\.\d+)", told)
     assert found is not None
@@ -130,7 +135,7 @@ def test_the_gpt_learns_beside_a_late_worker() -> None:
 
 
 def test_the_image_model_reads_most_digits() -> None:
-    found = re.search(r"accuracy (\d+\.\d)%", run(ROOT / "examples" / "image.py", "--steps", "60"))
+    found = re.search(r"accuracy (\d+\.\d)%", quick(ROOT / "examples" / "image.py", "--steps", "60"))
     assert found is not None
     assert float(found[1]) > 75
 
