@@ -121,7 +121,7 @@ QUICK = [s for s in OURS if s.words[1] not in LIVE and "--live" not in s.words]
 STARTING = [s for s in OURS if s not in QUICK]
 
 
-# Their blocks are scripts for several processes: tests/integrations/test_page.py and tests/live/job/test_recipes.py.
+# Their blocks are scripts for several processes: tests/integrations/ and tests/live/job/test_recipes.py.
 SCRIPTS = {"docs/trainers.md", "docs/recipes.md"}
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import offbeat as ob
 from offbeat.integrations import needs
+from tests.support.fitting import SCRIPTS
 
 TRAINERS = ("lightning", "transformers", "accelerate", "ray")
 
@@ -25,6 +26,10 @@ def imported() -> list[str]:
 def test_an_integration_imports_its_trainer_only_when_it_is_used(name: str, imported: list[str]) -> None:
     assert f"offbeat.integrations.{name}" in imported
     assert name not in imported
+
+
+def test_every_trainer_has_a_script_on_the_page() -> None:
+    assert sorted(SCRIPTS) == sorted(TRAINERS)
 
 
 def test_a_missing_trainer_gets_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from torch.utils.data import DataLoader
 
 import offbeat as ob
 from offbeat.integrations.ray import prepare
-from tests.support.fitting import LATE_S, LATE_STEPS, SIZE, data, late, small, weights
+from tests.support.fitting import LATE_S, LATE_STEPS, SCRIPTS, SIZE, data, late, small, weights
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'offbeat[ray]'")
 pytestmark = [pytest.mark.live, pytest.mark.filterwarnings("ignore")]  # Ray warns of itself, and of others
@@ -171,11 +170,9 @@ def test_one_failing_worker_ends_the_job_with_its_error(cluster: None, tmp_path:
 def test_the_script_of_the_page_runs(
     cluster: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = (ROOT / "docs" / "trainers.md").read_text(encoding="utf-8")
-    (script,) = re.findall(r'^```python title="ray_train\.py"\n(.*?)^```$', page, flags=re.MULTILINE | re.DOTALL)
     started: list[dict[str, Any]] = []
     monkeypatch.setattr(ray, "init", lambda **settings: started.append(settings))  # a cluster is there
-    exec(compile(script, "ray_train.py", "exec"), {"__name__": "__main__"})
+    exec(compile(SCRIPTS["ray"], "ray_train.py", "exec"), {"__name__": "__main__"})
     assert [settings["num_cpus"] for settings in started] == [SIZE + 1]
     told, end_s = "", time.monotonic() + 60.0
     while told.count("Vectors went through shared memory.") < SIZE and time.monotonic() < end_s:
