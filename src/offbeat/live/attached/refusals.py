@@ -9,7 +9,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from offbeat.basics.version import __version__
+from offbeat.live.attached.arguments import Arguments
 from offbeat.live.attached.flat import Flat
+from offbeat.live.attached.recorder import NoRecorder
 from offbeat.live.carriers import hosts
 from offbeat.method.strategy import Strategy
 
@@ -31,6 +33,22 @@ def check(optimizer: object, model: object, strategy: object) -> None:
             f"{type(optimizer).__name__} needs a closure: it evaluates the loss inside its step, where no exchange can "
             "happen; use an optimizer whose step() needs none, such as SGD or AdamW"
         )
+
+
+def check_sharded(strategy: Strategy, given: Arguments) -> None:
+    """Sentences for what cannot be done with a sharded model."""
+    if strategy.facts.cuts_batches:
+        raise ValueError(
+            f"{strategy} lets every rank stop in the middle of its batch, but the ranks of a sharded model must take "
+            "all backward passes together; use one that takes whole batches, such as ob.self_clocked()"
+        )
+    if strategy.settings.get("per_node", 1) != 1:
+        raise ValueError(
+            f"per_node is {strategy.settings['per_node']}, but the model is sharded, and its island is one worker "
+            "already; leave per_node out"
+        )
+    if type(given.recorder) is not NoRecorder:
+        raise ValueError("a run with a sharded model cannot be recorded, as no replay has shards; leave record out")
 
 
 def facts(flat: Flat, strategy: Strategy, **arguments: object) -> dict[str, str]:
