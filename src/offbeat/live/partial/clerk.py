@@ -88,7 +88,7 @@ class Clerk:
             self._seat.tray.scale = 1.0 / nodes.count
         self._waits_since: dict[int, float] = {}
         self._counted: int | None = None
-        self.waited_s = 0.0
+        self._waited_s = 0.0
         self._begin()
 
     def _begin(self) -> None:
@@ -111,7 +111,7 @@ class Clerk:
             self._wait_for(seat.needs)
             taken, began = self._up(seat.take(step)), seat.began()
         self._tell(began)
-        self.waited_s += time.monotonic() - start
+        self._waited_s += time.monotonic() - start
         return taken
 
     def through(self) -> bool:
@@ -216,6 +216,10 @@ class Clerk:
         """A copy of the gradients in the tray, for a checkpoint."""
         with self._lock:
             return self._seat.tray.owed()
+
+    @property
+    def waited_s(self) -> float:
+        return self._waited_s
 
     @property
     def wire_bytes(self) -> int:

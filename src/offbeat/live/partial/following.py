@@ -28,7 +28,7 @@ class FollowingClerk(Clerk):
         self._link.alongside(self._follow)
 
     @property
-    def waited_s(self) -> float:  # type: ignore[override]
+    def waited_s(self) -> float:
         return self._orders.waited_s
 
     def offer(self, x: Vec, step: int) -> list[Got]:
