@@ -8,6 +8,7 @@ What ``fully_shard`` has spread over several ranks stays where it is: FSDP gathe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -122,6 +123,11 @@ class Flat:
             for p in self.params:
                 if p.grad is not None and _is_part(p.grad):
                     p.grad = p.grad.clone()
+
+    def whole(self) -> Iterator[Tensor]:
+        """The parameters, one after the other. Of a sharded model all ranks of its island ask for them."""
+        for p in self.tensors:
+            yield p.full_tensor() if isinstance(p, DTensor) else p
 
     def facts(self) -> str:
         """Names, shapes and kinds of everything that must be the same on all ranks, one a line."""

@@ -9,9 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from offbeat.basics.version import __version__
-from offbeat.live.attached.arguments import Arguments
 from offbeat.live.attached.flat import Flat
-from offbeat.live.attached.recorder import NoRecorder
 from offbeat.live.carriers import hosts
 from offbeat.method.strategy import Strategy
 
@@ -35,7 +33,7 @@ def check(optimizer: object, model: object, strategy: object) -> None:
         )
 
 
-def check_sharded(strategy: Strategy, given: Arguments) -> None:
+def check_sharded(strategy: Strategy) -> None:
     """Sentences for what cannot be done with a sharded model."""
     if strategy.facts.cuts_batches:
         raise ValueError(
@@ -47,8 +45,6 @@ def check_sharded(strategy: Strategy, given: Arguments) -> None:
             f"per_node is {strategy.settings['per_node']}, but the model is sharded, and its island is one worker "
             "already; leave per_node out"
         )
-    if type(given.recorder) is not NoRecorder:
-        raise ValueError("a run with a sharded model cannot be recorded, as no replay has shards; leave record out")
 
 
 def facts(flat: Flat, strategy: Strategy, **arguments: object) -> dict[str, str]:

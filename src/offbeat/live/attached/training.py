@@ -50,7 +50,7 @@ class Training:
         self.stats = Stats(given.log)
         self._flat = flat = Flat(model, inner, given.mesh)
         if flat.island is not None:
-            refusals.check_sharded(strategy, given)
+            refusals.check_sharded(strategy)
         board.agree(refusals.facts(flat, strategy, **given.must_be_equal))
         self._island: Island | None = None
         try:
@@ -85,7 +85,9 @@ class Training:
             held=shards.local,
         )
         unknown = given.unknown_to_a_task
-        self._recorder.begin(strategy, board.size, flat.tensors, given.seed, given.steps, unknown)
+        if self._island is not None and not self._island.leads:
+            self._recorder.follow()
+        self._recorder.begin(strategy, board.size, flat.whole(), given.seed, given.steps, unknown)
         self.endpoints = Endpoints(board, self.transport, given.patience_s, self._recorder.events, self._island)
         self._driver = Driver(strategy, self.me, self.transport, self.endpoints, self._recorder.spent, self._island)
         parts = (flat, board, self.transport, self._driver, self.endpoints)
@@ -133,7 +135,8 @@ class Training:
         if not self.is_over:
             self._refuse_between_averages("state_dict()")
             self._remember()
-        return state.saved(self._strategy, self.me, self._left)
+        plain = state.saved(self._strategy, self.me, self._left)
+        return plain if self._island is None else state.of_shard(plain, self._island.shard)
 
     def _remember(self) -> None:
         owed = self.endpoints.owed() if self.endpoints.is_open else self._left.owed
@@ -142,6 +145,8 @@ class Training:
     def restore(self, own: dict[str, Any]) -> None:
         """Go on where a state was saved; refuses one that is not this run's."""
         self._driver.refuse_if_begun()
+        if self._island is not None:
+            own = state.whole_of_shard(own, self._island.shard)
         self._left = state.restore(own, self._strategy, self.me)
         self._recorder.cannot("it was taken up from a state, which the record does not hold")
         self._driver.restart(self._left.exchanges, self._left.owed)
@@ -189,7 +194,7 @@ class Training:
                 self._others.take_part()
                 self.stats.exchange(self.transport, self.wait_s)
                 self.transport.agree_on(torch.zeros(1), dist.ReduceOp.SUM, "the others to finish")
-        self._recorder.end(self.me.rank, self._flat.tensors)
+        self._recorder.end(self.me.rank, self._flat.whole())
         self._release()
         self.endpoints.close()
         unused = self.stepping.stream.waiting + self.stepping.stream.samples

@@ -206,7 +206,7 @@ class Clerk:
     def _say(self, what: str, number: int = 0) -> None:
         """To the other ranks of an island, where there are some."""
         if self._telling is not None:
-            self._telling.append((what, number))
+            self._telling.say(what, number)
 
     def _tell(self, notice: Notice | None) -> None:
         if notice is not None:

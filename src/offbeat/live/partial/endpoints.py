@@ -245,7 +245,7 @@ class Endpoints:
         (inside,) = self._inside.meet(lambda: ToTheOthers(board.size), Nodes(board.size), 1, None)
         if not self._island.leads:
             return inside, None
-        telling = Telling(inside, board, self._patience_s)
+        telling = Telling(inside, board, self._patience_s, self._log)
         return self._meet_at_hub(handler, nodes)[0], telling
 
     def _take_seat(self, channel: Channel, x: Vec | None, me: Replica, nodes: Nodes, shelves: Shelves) -> Taker:

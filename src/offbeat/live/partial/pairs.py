@@ -149,14 +149,14 @@ class SharedWeights:
                 with self._lock:
                     if self._over:
                         if self._telling is not None:
-                            self._telling.append((OVER, 0))
+                            self._telling.say(OVER)
                         return self._staging.up(self._shared.now())
                     self._link.check()
                     self._lock.wait(LOOK_S)
                 since = self._board.bear_with(since, self._patience_s, "the others to retire")
                 if asked():
                     if self._telling is not None:
-                        self._telling.append((PART, 0))
+                        self._telling.say(PART)
                     take_part()
 
     def stand(self, x: Vec, all_there: Callable[[], bool]) -> None:

@@ -16,7 +16,7 @@ from offbeat.live.partial.link import LOOK_S, Link
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import PeerFailed
 from offbeat.live.transport.hub import Frame, Letter, Quiet, Word
-from offbeat.rounds.seat import Event
+from offbeat.rounds.seat import Diary, Event
 
 OVER = "over"
 PART = "take part"
@@ -34,13 +34,21 @@ class ToTheOthers(Quiet):
 
 
 class Telling:
-    """The leader's diary. Written under the lock of its seat, so that the order of the entries is that of the events."""
+    """The leader's diary. Written under the lock of its seat, so that the order of the entries is that of the events.
 
-    def __init__(self, connection: socket.socket, board: Board, patience_s: float) -> None:
-        self._link = Link("island", connection, 0, board, patience_s)
+    ``log``: where they are kept as well, if they are.
+    """
+
+    def __init__(self, connection: socket.socket, board: Board, patience_s: float, log: Diary | None) -> None:
+        self._link, self._log = Link("island", connection, 0, board, patience_s), log
 
     def append(self, event: Event, /) -> None:
-        what, number = event
+        if self._log is not None:
+            self._log.append(event)
+        self.say(*event)
+
+    def say(self, what: str, number: int = 0) -> None:
+        """Something that is not the seat's, and on no record."""
         self._link.send(Frame(Word.EVENT, 0, number, text=what))
 
     def close(self) -> None:
