@@ -149,7 +149,7 @@ def _buffer_homes(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
 
 def _fact(name: str, tensor: Tensor) -> str:
     order = "" if tensor.is_contiguous() else f" strides {tensor.stride()}"
-    shards = f" sharded {tensor.device_mesh.size()} ways" if isinstance(tensor, DTensor) else ""
+    shards = " sharded" if isinstance(tensor, DTensor) else ""
     return f"{name} {tuple(tensor.shape)} {tensor.dtype} {tensor.device.type}{order}{shards}"
 
 
