@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +23,16 @@ def mesh() -> DeviceMesh:
     return init_device_mesh("cpu", (2, OF), mesh_dim_names=("between", "inside"))["inside"]
 
 
-def sharded(model: nn.Module) -> nn.Module:
-    for layer in model.children():
+M = TypeVar("M", bound=nn.Module)
+
+
+def sharded(model: M, over: DeviceMesh | None = None) -> M:
+    """Over its island, layer by layer; or all of it ``over`` another mesh."""
+    for layer in model.children() if over is None else ():
         if any(True for _ in layer.parameters()):
             fully_shard(layer, mesh=mesh())
-    return fully_shard(model, mesh=mesh())
+    fully_shard(model, mesh=over or mesh())
+    return model
 
 
 def task() -> ob.Task:

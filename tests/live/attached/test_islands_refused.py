@@ -56,8 +56,8 @@ def refusals(rank: int) -> dict[str, str]:
     fully_shard(apart[0], mesh=inside)
     fully_shard(apart[1], mesh=grid["between"])
     return {
-        "one island": refused(fully_shard(net(), mesh=world)),
-        "two dimensions": refused(fully_shard(net(), mesh=grid)),
+        "one island": refused(islands.sharded(net(), world)),
+        "two dimensions": refused(islands.sharded(net(), grid)),
         "held whole": refused(one),
         "two meshes": refused(apart),
         "replicated": refused(placed(Replicate(), inside)),
@@ -67,7 +67,7 @@ def refusals(rank: int) -> dict[str, str]:
         "cut batches": refused(islands.sharded(net()), ob.nonblocking(2)),
         "nodes": refused(islands.sharded(net()), ob.self_clocked(per_node=2)),
         "on some": refused(islands.sharded(net()) if rank < 2 else net()),
-        "two sizes": refused(fully_shard(net(), mesh=three if rank < 3 else alone)),
+        "two sizes": refused(islands.sharded(net(), three if rank < 3 else alone)),
         "another shard": loaded({"shard-7": b""}),
         "other memory": stepped_after_assigning(),
         "nothing": refused(islands.sharded(net()), mesh=inside),
@@ -125,7 +125,7 @@ def test_islands_that_do_not_make_up_the_world_are_refused() -> None:
     assert checked([(0, 2), (1, 3), (0, 2), (1, 3)]) == ((0, 2), (1, 3))
     with pytest.raises(ValueError, match=r"rank 0 is in an island of ranks \[0, 1\], but rank 1 is in one of ranks"):
         checked([(0, 1), (1, 2), (1, 2)])
-    with pytest.raises(ValueError, match="rank 1 is in an island of ranks .* but rank 5 is not there"):
+    with pytest.raises(ValueError, match=r"rank 1 is in an island of ranks .* but rank 5 is not there"):
         checked([(0,), (1, 5)])
     with pytest.raises(ValueError, match=r"rank 0 is not in the mesh of ranks \[1, 2\]"):
         checked([(1, 2), (1, 2), (1, 2)])

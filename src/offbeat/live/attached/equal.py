@@ -14,7 +14,7 @@ from offbeat.tensors.vector import wide
 
 
 def share_beginning(flat: Flat, transport: Transport, island: Island | None = None) -> None:
-    """Rank 0's parameters and buffers for all, as DDP does. Of a sharded model each rank of its island gives a shard."""
+    """Rank 0's parameters and buffers for all, as DDP does; of a sharded model, the shards of the first island."""
     with torch.no_grad():
         if island is not None:
             for tensor in (*flat.buffers.parts, *flat.held_whole, *flat.other_buffers):

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
-from offbeat.live.attached.shards import LocalShard, local, mesh_of, ranks_of
+from offbeat.live.attached.shards import LocalShard, is_sharded, local, mesh_of, ranks_of
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.vector import Vec
@@ -74,7 +73,7 @@ class Flat:
     @property
     def held_whole(self) -> list[Tensor]:
         """Those of them that are not sharded."""
-        return [p for p in self._frozen.values() if not isinstance(p, DTensor)]
+        return [p for p in self._frozen.values() if not is_sharded(p)]
 
     @property
     def other_buffers(self) -> list[Tensor]:
@@ -127,7 +126,7 @@ class Flat:
     def whole(self) -> Iterator[Tensor]:
         """The parameters, one after the other. Of a sharded model all ranks of its island ask for them."""
         for p in self.tensors:
-            yield p.full_tensor() if isinstance(p, DTensor) else p
+            yield p.full_tensor() if is_sharded(p) else p
 
     def facts(self) -> str:
         """Names, shapes and kinds of everything that must be the same on all ranks, one a line."""
@@ -149,7 +148,7 @@ def _buffer_homes(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
 
 def _fact(name: str, tensor: Tensor) -> str:
     order = "" if tensor.is_contiguous() else f" strides {tensor.stride()}"
-    shards = " sharded" if isinstance(tensor, DTensor) else ""
+    shards = " sharded" if is_sharded(tensor) else ""
     return f"{name} {tuple(tensor.shape)} {tensor.dtype} {tensor.device.type}{order}{shards}"
 
 

@@ -1,19 +1,31 @@
-"""Parameters that ``fully_shard`` has spread over the ranks of an island, as one rank holds them."""
+"""Parameters that ``fully_shard`` has spread over the ranks of an island, as one rank holds them.
+
+``torch.distributed.tensor`` takes a second to import; who has a sharded model has done so.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+def is_sharded(tensor: object) -> TypeGuard[DTensor]:
+    """Whether it is spread over several ranks, in whatever way."""
+    known = sys.modules.get("torch.distributed.tensor")
+    return known is not None and isinstance(tensor, known.DTensor)
 
 
 def local(tensor: Any) -> Any:
     """What of a tensor lies on this rank, in its own memory; of anything else, itself."""
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return tensor
     with torch.no_grad():
         return tensor.to_local()
@@ -23,7 +35,7 @@ class LocalShard:
     """A sharded parameter, of which everything is said that is so of what lies here: its gradient, too."""
 
     def __init__(self, whole: nn.Parameter) -> None:
-        assert isinstance(whole, DTensor)
+        assert is_sharded(whole)
         self.whole: DTensor = whole
 
     @property
@@ -38,7 +50,7 @@ class LocalShard:
     def grad(self, grad: Tensor | None) -> None:
         if grad is not None:
             p = self.whole
-            grad = DTensor.from_local(
+            grad = type(p).from_local(
                 grad, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
             )
         self.whole.grad = grad
@@ -46,7 +58,7 @@ class LocalShard:
 
 def mesh_of(named: Mapping[str, nn.Parameter], mesh: DeviceMesh | None) -> DeviceMesh | None:
     """The island of a model's parameters; None where it is not sharded. What cannot work is refused."""
-    sharded = {name: p for name, p in named.items() if isinstance(p, DTensor)}
+    sharded = {name: p for name, p in named.items() if is_sharded(p)}
     if not sharded:
         if mesh is None:
             return None
@@ -72,7 +84,7 @@ def mesh_of(named: Mapping[str, nn.Parameter], mesh: DeviceMesh | None) -> Devic
 
 
 def _check(name: str, p: nn.Parameter, mesh: DeviceMesh, first: str) -> None:
-    if not isinstance(p, DTensor):
+    if not is_sharded(p):
         if p.requires_grad:
             raise ValueError(
                 f"parameter {name} is held whole by every rank, while {first} is sharded: nobody averages its "
@@ -85,7 +97,7 @@ def _check(name: str, p: nn.Parameter, mesh: DeviceMesh, first: str) -> None:
             "model over one mesh"
         )
     (placement,) = p.placements
-    if not isinstance(placement, Shard):
+    if not placement.is_shard():
         raise ValueError(
             f"parameter {name} is placed as {placement}, and only what is sharded belongs to one rank of an island; "
             "let fully_shard place it"

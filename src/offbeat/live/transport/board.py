@@ -94,7 +94,7 @@ class Board:
             address, port, _ = json.loads(told)
             words = f"rank 0 does not answer at {address}:{port}, where it said that it would be"
             raise PeerFailed(f"{words}: it has ended, or that address cannot be reached from here") from error
-        line = Lifeline(connection, self.rank, elsewhere.in_words)
+        line = Lifeline(connection, self.rank, elsewhere.in_words, self.members.__getitem__)
         line.know_processes(self._processes)
         return line
 
@@ -216,9 +216,9 @@ class Board:
 
     def _in_words(self, answers: dict[int, str]) -> str:
         if 0 not in answers:
-            return f"rank 0 {_SILENT}, so nothing is known of the others"
-        said = [f"rank {r} {_SILENT}" for r in range(self.size) if r not in answers]
-        said += [f"rank {r} {doing}" for r, doing in sorted(answers.items()) if r != self.rank]
+            return f"rank {self.members[0]} {_SILENT}, so nothing is known of the others"
+        said = [f"rank {self.members[r]} {_SILENT}" for r in range(self.size) if r not in answers]
+        said += [f"rank {self.members[r]} {doing}" for r, doing in sorted(answers.items()) if r != self.rank]
         return "; ".join(said[:16]) + (f"; and {len(said) - 16} more" if len(said) > 16 else "")
 
     # Steps and their end.

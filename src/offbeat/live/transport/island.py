@@ -98,9 +98,7 @@ def _tiling(world: Board, own: Ranks, waiter: Waiter) -> tuple[Ranks, ...]:
     """All islands, in the order of their first ranks. All ranks ask for it, and all refuse what does not fit."""
     world.publish(f"island/{world.rank}", json.dumps(own))
     everyone = range(world.size)
-    waiter.until(
-        lambda: all(world.published(f"island/{rank}") is not None for rank in everyone), "the others' islands"
-    )
+    waiter.until(lambda: all(world.published(f"island/{rank}") is not None for rank in everyone), "the others' islands")
     told = [tuple(json.loads(world.published(f"island/{rank}") or "[]")) for rank in everyone]
     try:
         return checked(told)
