@@ -106,4 +106,6 @@ def attach(
     given = Arguments(max_norm, accumulate, steps, seed, patience_s, log, recorder, mesh)
     run = Training(optimizer, model, strategy, board, given, _World.let_go)
     _World.users += 1
+    if run.is_sharded:
+        _World.made = False  # the model's own groups lie in it, and the model is there after the run
     return Attached(optimizer, strategy, run)

@@ -114,6 +114,10 @@ class Training:
         return Vec([self._island.agree_on(part) for part in numbers.parts])
 
     @property
+    def is_sharded(self) -> bool:
+        return self._island is not None
+
+    @property
     def wait_s(self) -> float:
         return self.transport.waiter.waited_s + self.endpoints.waited_s
 
