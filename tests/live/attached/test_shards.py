@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import DeviceMesh
 
 import offbeat as ob
 from tests.support import forge, islands
@@ -55,11 +56,14 @@ def learn(optimizer: ob.Attached, model: nn.Module, work: ob.Task, rank: int, st
 # Beside two workers with whole models.
 
 
-def beside(rank: int, work: ob.Task, shards: bool) -> dict[str, tuple[Tensor, int | None]]:
+Ended = dict[str, tuple[Tensor, int | None]]  # the weights, and the period where it changes
+
+
+def beside(rank: int, work: ob.Task, mesh: DeviceMesh | None) -> Ended:
     out = {}
     for name, (strategy, how) in BESIDE.items():
         model = work.build(0)
-        with attached(islands.sharded(model) if shards else model, strategy, **how) as optimizer:
+        with attached(model if mesh is None else islands.sharded(model, mesh), strategy, **how) as optimizer:
             for step in range(STEPS):
                 learn(optimizer, model, work, rank, step, how.get("accumulate", 1))
             period = optimizer.me.reported.period
@@ -68,13 +72,19 @@ def beside(rank: int, work: ob.Task, shards: bool) -> dict[str, tuple[Tensor, in
 
 
 @scenario(4)
-def two_islands(rank: int) -> dict[str, tuple[Tensor, int | None]]:
-    return beside(rank, islands.task(), shards=True)
+def two_islands(rank: int) -> Ended:
+    return beside(rank, islands.task(), islands.mesh())
 
 
 @scenario(2)
-def two_workers(rank: int) -> dict[str, tuple[Tensor, int | None]]:
-    return beside(rank, islands.joined(), shards=False)
+def two_workers(rank: int) -> Ended:
+    return beside(rank, islands.joined(), None)
+
+
+@scenario(2)
+def two_islands_of_one(rank: int) -> Ended:
+    alone = [DeviceMesh("cpu", [each]) for each in range(2)]  # all ranks make both
+    return beside(rank, islands.joined(), alone[rank])
 
 
 @pytest.mark.parametrize("name", BESIDE)
@@ -83,6 +93,12 @@ def test_norms_and_periods_are_those_of_the_whole_model(told: Told, name: str) -
     for ours, followed in (one[name] for one in told(two_islands)):
         assert (ours - whole).abs().max() < 1e-9
         assert followed == period
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_an_island_of_one_rank_is_that_rank(told: Told, name: str) -> None:
+    pairs = zip(told(two_islands_of_one), told(two_workers), strict=True)
+    assert all((ours[name][0] - whole[name][0]).abs().max() < 1e-9 for ours, whole in pairs)
 
 
 # Nobody waits.
