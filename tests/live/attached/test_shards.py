@@ -56,7 +56,7 @@ def learn(optimizer: ob.Attached, model: nn.Module, work: ob.Task, rank: int, st
 # Beside two workers with whole models.
 
 
-Ended = dict[str, tuple[Tensor, int | None]]  # the weights, and the period where it changes
+Ended = dict[str, tuple[Tensor, int | None, float]]  # the weights; of methods that measure it, period and spread
 
 
 def beside(rank: int, work: ob.Task, mesh: DeviceMesh | None) -> Ended:
@@ -66,8 +66,8 @@ def beside(rank: int, work: ob.Task, mesh: DeviceMesh | None) -> Ended:
         with attached(model if mesh is None else islands.sharded(model, mesh), strategy, **how) as optimizer:
             for step in range(STEPS):
                 learn(optimizer, model, work, rank, step, how.get("accumulate", 1))
-            period = optimizer.me.reported.period
-        out[name] = islands.weights(model), period
+        me = optimizer.me
+        out[name] = islands.weights(model), me.reported.period, getattr(me.memory, "C2", 0.0)
     return out
 
 
@@ -89,10 +89,12 @@ def two_islands_of_one(rank: int) -> Ended:
 
 @pytest.mark.parametrize("name", BESIDE)
 def test_norms_and_periods_are_those_of_the_whole_model(told: Told, name: str) -> None:
-    (whole, period), *_ = (one[name] for one in told(two_workers))
-    for ours, followed in (one[name] for one in told(two_islands)):
+    for rank, (ours, period, spread) in enumerate(one[name] for one in told(two_islands)):
+        whole, its_period, its_spread = told(two_workers)[rank // islands.OF][name]
         assert (ours - whole).abs().max() < 1e-9
-        assert followed == period
+        assert period == its_period
+        assert spread == pytest.approx(its_spread, rel=1e-9)
+        assert bool(spread) == ("by spread" in name)
 
 
 @pytest.mark.parametrize("name", BESIDE)
