@@ -143,7 +143,7 @@ def held(rank: int) -> dict[str, Bytes]:
     """Between two steps, the bytes that a run holds beside the model: of the largest tensor, and of all of them."""
     out = {}
     for name, strategy in HELD.items():
-        model = islands.sharded(nn.Sequential(*[nn.Linear(WIDE, WIDE, bias=False) for _ in range(2)]))
+        model = islands.sharded(nn.Sequential(nn.Linear(WIDE, WIDE, bias=False), nn.Linear(WIDE, 2, bias=False)))
         before = memory()
         optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=0.01), model, strategy, patience_s=60)
         for _ in range(4):
@@ -165,7 +165,10 @@ def memory() -> dict[int, int]:
 
 @pytest.mark.parametrize("name", HELD)
 def test_no_rank_holds_more_of_the_model_than_its_shard(told: Told, name: str) -> None:
-    shard, few = 2 * 4 * WIDE**2 // islands.OF, 4096
+    shard, few = (
+        4 * (WIDE**2 + 2 * WIDE) // islands.OF,
+        4096,
+    )  # of the large layer alone, all would be nearly twice that
     for largest, together in (one[name] for one in told(held)):
         assert largest <= shard + few
         assert together <= AT_MOST * shard + few
