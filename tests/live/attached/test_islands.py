@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,7 @@ def train(rank: int, name: str, folder: str) -> Tensor:
         work.value(model, work.take(rank, step)).backward()
         optimizer.step()
     optimizer.finish()
+    assert [one.name for one in threading.enumerate() if one.name.startswith("offbeat")] == []
     return islands.weights(model)
 
 

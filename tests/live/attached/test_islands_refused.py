@@ -22,7 +22,7 @@ pytestmark = pytest.mark.live
 
 def net() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+    return nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
 
 
 def refused(model: nn.Module, strategy: ob.Strategy | None = None, **how: Any) -> str:
@@ -68,6 +68,7 @@ def refusals(rank: int) -> dict[str, str]:
         "nodes": refused(islands.sharded(net()), ob.self_clocked(per_node=2)),
         "on some": refused(islands.sharded(net()) if rank < 2 else net()),
         "two sizes": refused(islands.sharded(net(), three if rank < 3 else alone)),
+        "nothing to hold": refused(islands.sharded(nn.Linear(4, 1))),
         "another shard": loaded({"shard-7": b""}),
         "other memory": stepped_after_assigning(),
         "nothing": refused(islands.sharded(net()), mesh=inside),
@@ -106,6 +107,7 @@ WORDS = {
     "nodes": ("per_node is 2", "its island is one worker already", "leave per_node out"),
     "on some": ("the models differ", "sharded", "build the same model on every rank"),
     "two sizes": ("the islands [0, 1, 2], [3] have 3, 1 ranks", "make them of one size"),
+    "nothing to hold": ("holds nothing of the model", "no parameter has rows for 2 ranks", "shard it over fewer"),
     "another shard": ("of its island, and the state holds shard-7", "islands of the same size"),
     "other memory": ("the shard of parameter 0.weight has got other memory", "assign=False"),
 }

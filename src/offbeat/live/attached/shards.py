@@ -80,7 +80,21 @@ def mesh_of(named: Mapping[str, nn.Parameter], mesh: DeviceMesh | None) -> Devic
         )
     for name, one in named.items():
         _check(name, one, mesh, first)
+    for rank, shard in zip(ranks_of(mesh), range(mesh.size()), strict=True):
+        if not any(_rows(p, shard) for p in sharded.values() if p.requires_grad):
+            raise ValueError(
+                f"rank {rank} holds nothing of the model: no parameter has rows for {mesh.size()} ranks; shard it over "
+                "fewer"
+            )
     return mesh
+
+
+def _rows(p: DTensor, shard: int) -> int:
+    """How many of them a shard has, as torch deals them out: all alike, the last ones fewer or none."""
+    placement: Any = p.placements[0]
+    rows, size = p.shape[placement.dim] if p.numel() else 0, p.device_mesh.size()
+    most = -(-rows // size)
+    return max(0, min(most, rows - shard * most))
 
 
 def _check(name: str, p: nn.Parameter, mesh: DeviceMesh, first: str) -> None:
