@@ -122,7 +122,7 @@ STARTING = [s for s in OURS if s not in QUICK]
 
 
 # Their blocks are scripts for several processes: tests/integrations/ and tests/live/job/test_recipes.py.
-SCRIPTS = {"docs/trainers.md", "docs/recipes.md"}
+SCRIPTS = {"docs/trainers.md", "docs/recipes.md", "docs/sharded.md"}
 
 
 @pytest.mark.parametrize("page", sorted(page for page, blocks in PYTHON.items() if blocks and page not in SCRIPTS))

@@ -23,8 +23,14 @@ from tests.support.forge import Job
 pytestmark = pytest.mark.live
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-RECIPES = dict(re.findall(r'^```python title="(\w+)\.py"\n(.*?)^```$', PAGE, flags=re.MULTILINE | re.DOTALL))
+
+
+def scripts(page: str) -> dict[str, str]:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return dict(re.findall(r'^```python title="(\w+)\.py"\n(.*?)^```$', text, flags=re.MULTILINE | re.DOTALL))
+
+
+RECIPES = scripts("recipes.md")
 
 
 def started(script: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -112,6 +118,15 @@ def test_a_job_that_is_told_to_leave_ends_after_its_step_and_goes_on_from_there(
     assert learned["step"] == 300
     far = (learned["model"]["weight"] - 1).abs().mean()  # the sum of its inputs is what is to be learned
     assert far < (kept["model"]["weight"] - 1).abs().mean()
+
+
+def test_two_islands_learn_are_saved_and_go_on(tmp_path: Path) -> None:
+    script = tmp_path / "sharded.py"
+    script.write_text(scripts("sharded.md")["sharded"], encoding="utf-8")
+    (outcomes,) = forge.run([Job(run_here, 4, (str(script),))])
+    told = forge.values(outcomes)
+    assert [line.split(":")[0] for line in told] == [f"rank {r}, island {r // 2} of 2" for r in range(4)]
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["island-0", "island-1"]
 
 
 def test_the_page_has_the_recipes_that_are_meant() -> None:
