@@ -1,7 +1,8 @@
 """When a partial round starts.
 
 Rounds of a channel are numbered 0, 1, 2, … and run in that order; a run that was taken up again goes on with the number
-it had reached. Everything is decided by these numbers, never by timing. A *base* is the number of results that were
+it had reached. Where rounds are made of those who have arrived (`offbeat.rounds.pool`), each seat counts the rounds that
+it has a part in, and what it says of itself goes by that count; elsewhere the two are the same. Everything is decided by these numbers, never by timing. A *base* is the number of results that were
 contained in the weights a step was begun with; a contribution with base b in round v is stale by v − b.
 """
 
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
+from offbeat.rounds.pool import Pool
 from offbeat.rounds.rules import Rules
 
 
@@ -51,8 +53,14 @@ class Referee:
     _held: set[int] = field(default_factory=set)
     _training: set[int] = field(default_factory=set)  # neither finished nor standing nor held
     _arrived: set[int] = field(default_factory=set)  # of those, who has arrived for the next round
+    _pool: Pool | None = None
+    _members: dict[int, tuple[int, ...]] = field(default_factory=dict)  # of rounds whose members nobody has asked for
+    _had_part: list[int] = field(default_factory=list)  # how many rounds have started that a worker has a part in
 
     def __post_init__(self) -> None:
+        if self.rules.pool is not None:
+            self._pool = Pool(self.size, self.rules.pool)
+            self._had_part = [self.started] * self.size
         self._training = set(range(self.size))
         self._position = [self.started - 1] * self.size
         self._computing = [self.started] * self.size
@@ -131,10 +139,18 @@ class Referee:
             self._returns(rank)
         return self._start()
 
+    def members(self, version: int) -> tuple[int, ...] | None:
+        """Who takes part in a round that has started, to be asked once. None: everyone, each in its block."""
+        return self._members.pop(version, None)
+
+    def started_with(self, rank: int) -> int:
+        """How many rounds have started that ``rank`` has a part in."""
+        return self.started if self._pool is None else self._had_part[rank]
+
     @property
     def waits(self) -> bool:
-        """Whether somebody has arrived for a round that may not start yet."""
-        return bool(self._arrived)
+        """Whether somebody has arrived for a round that may not start yet, and cannot go on without it."""
+        return bool(self._arrived) and (self._pool is None or not self.rules.late)
 
     @property
     def holds(self) -> bool:
@@ -144,6 +160,8 @@ class Referee:
     def _leaves(self, rank: int) -> None:
         self._training.discard(rank)
         self._arrived.discard(rank)
+        if self._pool is not None:
+            self._pool.leave(rank)
 
     def _returns(self, rank: int) -> None:
         if rank not in self._finished | self._standing | self._held:
@@ -155,16 +173,30 @@ class Referee:
         return len(self._finished) == self.size
 
     def _note(self, rank: int) -> None:
-        if rank in self._training and self._position[rank] >= self.started:
+        if rank in self._training and self._position[rank] >= self.started_with(rank):
             self._arrived.add(rank)
+            if self._pool is not None:
+                self._pool.come(rank)
 
     def _start(self) -> list[int]:
         begun = []
-        while self._may_start(self.started):
+        while self._may_start(self.started) and self._are_called(self.started):
             begun.append(self.started)
             self.started += 1
-            self._arrived = {r for r in self._arrived if self._position[r] >= self.started}
+            self._arrived = {r for r in self._arrived if self._position[r] >= self.started_with(r)}
         return begun
+
+    def _are_called(self, version: int) -> bool:
+        """Choose who takes part. False: those who are there wait for others."""
+        if self._pool is None:
+            return True
+        members = self._pool.gather(version, self._training)
+        if members is None:
+            return False
+        self._members[version] = members
+        for rank in members:
+            self._had_part[rank] += 1
+        return True
 
     def _may_start(self, version: int) -> bool:
         arrived, training = self._arrived, self._training

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -20,6 +21,8 @@ class Rules:
     goes on computing (0: it waits for it). ``fade``: a gradient counts the less, the staler it is. ``good_for``: a
     gradient that is younger than so many rounds starts or joins the next one, as if it had been made for it; an older
     one is dropped, and its worker goes on with the newest weights. (None: only what was made for a round starts it.)
+    ``pool``: a round is made of so many of those who have handed something in; the others have no part in it, and
+    nothing answers for them. (None: all take part in every round, each in its block of a schedule.)
     """
 
     wait: Wait
@@ -30,10 +33,16 @@ class Rules:
     late: int = 0
     fade: bool = False
     good_for: float | None = None
+    pool: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.pool is not None:  # each has rounds of its own number: none that all stop for, none that is too old
+            assert self.absent == "shared" and self.good_for == math.inf
+            assert self.full_every is None and self.bound is None
 
     def among(self, workers: int) -> Rules:
         """The rules where so many take part: alone there is nobody to wait for, so nothing needs to be late."""
-        return self if workers > 1 else replace(self, late=0)
+        return self if workers > 1 else replace(self, late=0, pool=None)
 
     @property
     def of_weights(self) -> bool:

@@ -6,6 +6,9 @@ wait for each other; the rest when they are first needed. "Ranks" are those of n
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import torch
 
 from offbeat.live.carriers.phases import TwoPhases
@@ -30,10 +33,21 @@ class BlockSums:
         self._rank, self._nodes, self._board, self._waiter = nodes.of(board.rank), nodes, board, waiter
         self._groups: dict[tuple[int, ...], Group] = {}
         self.wire_bytes = 0
+        if channel.rules.pool is not None:
+            self._make_pools(channel.rules.pool, nodes.count)
+            return
         period = getattr(channel.whom, "period", 1) or MADE_AT_ONCE
         for version in range(first_round, first_round + min(period, MADE_AT_ONCE)):
             self._group(channel.whom(version).block(self._rank) or ())
         self._group(tuple(range(nodes.count)))
+
+    def _make_pools(self, group: int, size: int) -> None:
+        """Anybody may meet anybody: all the groups I may be in, if they are few, in an order that is the same for all."""
+        group = min(group, size)
+        if math.comb(size - 1, group - 1) <= MADE_AT_ONCE:
+            for ranks in itertools.combinations(range(size), group):
+                if self._rank in ranks:
+                    self._group(ranks)
 
     def _group(self, ranks: tuple[int, ...]) -> Group | None:
         if len(ranks) < 2:

@@ -80,13 +80,20 @@ class Coordinator(Asking):
             started = self._hear_where(rank, unpack(frame.text))
         else:
             started = self._is_here(rank) + referee.hear(rank, notice_of(frame))
-        letters: list[Letter] = [(None, Frame(Word.GO, 0, version, rank)) for version in started]
+        letters = [letter for version in started for letter in self._go(version, rank)]
         if frame.word is Word.BACK:
-            letters.append((rank, Frame(Word.STARTED, 0, referee.started)))
+            letters.append((rank, Frame(Word.STARTED, 0, referee.started_with(rank))))
         if referee.all_finished and not self._flushed:
             self._flushed = True
             letters.append((None, Frame(Word.FLUSH, 0, referee.started, 0)))
         return [*letters, *self._stop_asking()]
+
+    def _go(self, version: int, started_by: int) -> list[Letter]:
+        members = self._referee.members(version)
+        if members is None:
+            return [(None, Frame(Word.GO, 0, version, started_by))]
+        go = Frame(Word.GO, 0, version, started_by, text=" ".join(map(str, members)))
+        return [(rank, go) for rank in members]
 
 
 def frame_of(rank: int, notice: Notice) -> Frame:
