@@ -88,7 +88,11 @@ CHOICES: dict[str, dict[str, Choice]] = {
     },
     "self_clocked": {
         "period": one(1, 2, 3, "spread"), "group": lambda workers, drawn: st.none() | st.integers(1, workers),
-        "wait": WAITS, "late": one(0, 1), "staleness": one(None, None, 2, 5), "per_node": per_node, "codec": codecs,
+        "wait": WAITS, "late": one(0, 1), "meet": one("arrived", "all"), "pause": one(0.0, 0.5, 1.0),
+        "staleness": lambda workers, drawn: (
+            st.none() if drawn["meet"] == "arrived" and drawn["group"] is not None else st.sampled_from([None, 2, 5])
+        ),
+        "per_node": per_node, "codec": codecs,
     },
     "nonblocking": {
         "micro": one("auto", 1, 2, 3, 8),

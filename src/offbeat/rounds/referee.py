@@ -45,6 +45,7 @@ class Referee:
     size: int
     seed: int
     started: int = 0  # rounds started so far, so also the number of the next one
+    in_batches: bool = False  # those who have come meet when `tick` says so, not one by one as they come
     _position: list[int] = field(default_factory=list)  # the last round a worker has arrived for
     _computing: list[int | None] = field(default_factory=list)  # the base of the step it is in, if it is in one
     _deposit: list[int] = field(default_factory=list)  # the base of its last deposit
@@ -54,12 +55,13 @@ class Referee:
     _training: set[int] = field(default_factory=set)  # neither finished nor standing nor held
     _arrived: set[int] = field(default_factory=set)  # of those, who has arrived for the next round
     _pool: Pool | None = None
+    _ticks: bool = False
     _members: dict[int, tuple[int, ...]] = field(default_factory=dict)  # of rounds whose members nobody has asked for
     _had_part: list[int] = field(default_factory=list)  # how many rounds have started that a worker has a part in
 
     def __post_init__(self) -> None:
         if self.rules.pool is not None:
-            self._pool = Pool(self.size, self.rules.pool)
+            self._pool = Pool(self.size, self.rules.pool, self.seed)
             self._had_part = [self.started] * self.size
         self._training = set(range(self.size))
         self._position = [self.started - 1] * self.size
@@ -139,6 +141,13 @@ class Referee:
             self._returns(rank)
         return self._start()
 
+    def tick(self) -> list[int]:
+        """Time has passed. The rounds that start."""
+        self._ticks = True
+        begun = self._start()
+        self._ticks = False
+        return begun
+
     def members(self, version: int) -> tuple[int, ...] | None:
         """Who takes part in a round that has started, to be asked once. None: everyone, each in its block."""
         return self._members.pop(version, None)
@@ -179,8 +188,13 @@ class Referee:
                 self._pool.come(rank)
 
     def _start(self) -> list[int]:
-        begun = []
-        while self._may_start(self.started) and self._are_called(self.started):
+        begun: list[int] = []
+        if self.in_batches and not self._ticks:
+            return begun
+        # Where a quorum has let one group meet, all who are there may: they are as many rounds as they make groups.
+        while (self._pool is not None and begun) or self._may_start(self.started):
+            if not self._are_called(self.started):
+                break
             begun.append(self.started)
             self.started += 1
             self._arrived = {r for r in self._arrived if self._position[r] >= self.started_with(r)}

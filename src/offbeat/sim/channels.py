@@ -59,7 +59,8 @@ class SimulatedChannel:
     ) -> None:
         self.channel, self.nodes, self._env, self._network, self._trace = channel, nodes, env, network, trace
         self._size = size = nodes.count
-        self.referee = Referee(channel.rules, size, seed)
+        # Whoever comes at the same instant may meet anybody else who does, not the one before it on a list.
+        self.referee = Referee(channel.rules, size, seed, in_batches=channel.rules.pool is not None)
         self.chairs: dict[int, Chair] = {}
         self.bytes_sent = 0
         self._logs = logs
@@ -121,9 +122,9 @@ class SimulatedChannel:
     def _tell(self, rank: int, notice: Notice | None) -> None:
         if notice is None:
             return
-        for version in self.referee.hear(rank, notice):
-            members = self.referee.members(version)
-            self._after(self._news_s, functools.partial(self._activated, version, rank, members))
+        self._begin(self.referee.hear(rank, notice), rank)
+        if self.referee.in_batches:
+            self._after(0.0, lambda: self._begin(self.referee.tick(), rank))
         if self.referee.all_finished and not self._flushing:
             self._flushing = True
             self._after(self._news_s, functools.partial(self._activated, self.referee.started, FLUSH, None))
@@ -132,6 +133,11 @@ class SimulatedChannel:
 
     def _after(self, seconds: float, go: Callable[[], None]) -> None:
         self._env.timeout(seconds).callbacks.append(lambda _: go())
+
+    def _begin(self, versions: Sequence[int], started_by: int) -> None:
+        for version in versions:
+            members = self.referee.members(version)
+            self._after(self._news_s, functools.partial(self._activated, version, started_by, members))
 
     def _activated(self, version: int, started_by: int, members: tuple[int, ...] | None) -> None:
         if members is not None:
