@@ -4,6 +4,8 @@ Rounds of a channel are numbered 0, 1, 2, … and run in that order; a run that 
 it had reached. Where rounds are made of those who have arrived (`offbeat.rounds.pool`), each seat counts the rounds that
 it has a part in, and what it says of itself goes by that count; elsewhere the two are the same. Everything is decided by these numbers, never by timing. A *base* is the number of results that were
 contained in the weights a step was begun with; a contribution with base b in round v is stale by v − b.
+
+There is one exception, a grace window, for which the drivers say what time it is.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
+from offbeat.rounds.grace import Grace
 from offbeat.rounds.pool import Pool
 from offbeat.rounds.rules import Rules
 
@@ -45,6 +48,7 @@ class Referee:
     size: int
     seed: int
     started: int = 0  # rounds started so far, so also the number of the next one
+    deadline_s: float | None = None  # when the next round starts, if nothing is heard before: `tick` is called then
     in_batches: bool = False  # those who have come meet when `tick` says so, not one by one as they come
     _position: list[int] = field(default_factory=list)  # the last round a worker has arrived for
     _computing: list[int | None] = field(default_factory=list)  # the base of the step it is in, if it is in one
@@ -56,6 +60,8 @@ class Referee:
     _arrived: set[int] = field(default_factory=set)  # of those, who has arrived for the next round
     _pool: Pool | None = None
     _ticks: bool = False
+    _grace: Grace | None = None
+    _now_s: float = 0.0
     _members: dict[int, tuple[int, ...]] = field(default_factory=dict)  # of rounds whose members nobody has asked for
     _had_part: list[int] = field(default_factory=list)  # how many rounds have started that a worker has a part in
 
@@ -63,13 +69,18 @@ class Referee:
         if self.rules.pool is not None:
             self._pool = Pool(self.size, self.rules.pool, self.seed)
             self._had_part = [self.started] * self.size
+        if self.rules.grace:
+            self._grace = Grace(self.size, self.rules.grace)
         self._training = set(range(self.size))
         self._position = [self.started - 1] * self.size
         self._computing = [self.started] * self.size
         self._deposit = [self.started] * self.size
 
-    def hear(self, rank: int, notice: Notice) -> list[int]:
+    def hear(self, rank: int, notice: Notice, now_s: float = 0.0) -> list[int]:
         """What the seat of ``rank`` tells. The rounds that start."""
+        self._now_s = now_s
+        if self._grace is not None and notice.what in (Say.ARRIVED, Say.PASSED):
+            self._grace.came(rank, now_s)
         next_base = notice.next_base if notice.next_base >= 0 else None
         match notice.what:
             case Say.ARRIVED:
@@ -141,9 +152,9 @@ class Referee:
             self._returns(rank)
         return self._start()
 
-    def tick(self) -> list[int]:
+    def tick(self, now_s: float) -> list[int]:
         """Time has passed. The rounds that start."""
-        self._ticks = True
+        self._ticks, self._now_s = True, now_s
         begun = self._start()
         self._ticks = False
         return begun
@@ -193,12 +204,28 @@ class Referee:
             return begun
         # Where a quorum has let one group meet, all who are there may: they are as many rounds as they make groups.
         while (self._pool is not None and begun) or self._may_start(self.started):
-            if not self._are_called(self.started):
-                break
+            if self._hopes_for_more(self.started) or not self._are_called(self.started):
+                return begun
             begun.append(self.started)
             self.started += 1
             self._arrived = {r for r in self._arrived if self._position[r] >= self.started_with(r)}
+            if self._grace is not None:
+                self._grace.started(self._now_s)
+        if self._grace is not None:
+            self._grace.not_yet()
+            self.deadline_s = None
         return begun
+
+    def _hopes_for_more(self, version: int) -> bool:
+        """Whether a round that may start waits for others all the same; a full one has waited for them."""
+        self.deadline_s = None
+        missing = self._training - self._arrived
+        if self._grace is None or not missing or self.rules.is_full(version):
+            return False
+        until_s = self._grace.until_s(self._now_s, self._arrived, missing)
+        if self._now_s < until_s:
+            self.deadline_s = until_s
+        return self.deadline_s is not None
 
     def _are_called(self, version: int) -> bool:
         """Choose who takes part. False: those who are there wait for others."""

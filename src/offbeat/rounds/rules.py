@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from offbeat.rounds.grace import Window
 from offbeat.rounds.waiting import Wait
 
 CatchUp = Literal["current", "every_step"]
@@ -22,7 +23,8 @@ class Rules:
     gradient that is younger than so many rounds starts or joins the next one, as if it had been made for it; an older
     one is dropped, and its worker goes on with the newest weights. (None: only what was made for a round starts it.)
     ``pool``: a round is made of so many of those who have handed something in; the others have no part in it, and
-    nothing answers for them. (None: all take part in every round, each in its block of a schedule.)
+    nothing answers for them. (None: all take part in every round, each in its block of a schedule.) ``grace``: how long
+    a round that may start waits for others, in seconds, or as long as that pays (`offbeat.rounds.grace`).
     """
 
     wait: Wait
@@ -34,11 +36,12 @@ class Rules:
     fade: bool = False
     good_for: float | None = None
     pool: int | None = None
+    grace: Window = 0.0
 
     def __post_init__(self) -> None:
         if self.pool is not None:  # each has rounds of its own number: none that all stop for, none that is too old
             assert self.absent == "shared" and self.good_for == math.inf
-            assert self.full_every is None and self.bound is None
+            assert self.full_every is None and self.bound is None and not self.grace
 
     def among(self, workers: int) -> Rules:
         """The rules where so many take part: alone there is nobody to wait for, so nothing needs to be late."""
@@ -48,6 +51,11 @@ class Rules:
     def of_weights(self) -> bool:
         """Weights are averaged within a block; else gradients are summed and divided by all."""
         return self.absent in ("last", "shared")
+
+    @property
+    def hears_of_late(self) -> bool:
+        """Whether the referee is told of deposits that come too late for their round: when, and what comes next."""
+        return self.bound is not None or bool(self.grace)
 
     def is_full(self, version: int) -> bool:
         return self.full_every is not None and (version + 1) % self.full_every == 0

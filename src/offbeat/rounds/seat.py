@@ -164,7 +164,7 @@ class Seat:
         else:
             self.tray.deposit(x, deposit, self.place.weight())
         self.needs = self.place.waits_for(position)
-        if self.rules.bound is None:  # only a bound asks what a worker computes with
+        if not self.rules.hears_of_late:
             return None if position is None else Notice(Say.ARRIVED, position, deposit.base)
         next_base = max(self.place.takes_at_least(step), self.needs) if upto is None else upto
         return Notice(Say.ARRIVED if position is not None else Say.PASSED, position or 0, deposit.base, next_base)

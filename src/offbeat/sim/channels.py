@@ -122,9 +122,11 @@ class SimulatedChannel:
     def _tell(self, rank: int, notice: Notice | None) -> None:
         if notice is None:
             return
-        self._begin(self.referee.hear(rank, notice), rank)
-        if self.referee.in_batches:
-            self._after(0.0, lambda: self._begin(self.referee.tick(), rank))
+        referee, now = self.referee, self._env.now
+        self._begin(referee.hear(rank, notice, now), rank)
+        at = now if referee.in_batches else referee.deadline_s
+        if at is not None:  # not the clock's time then, which may be a rounding error before it
+            self._after(at - now, lambda: self._begin(referee.tick(at), rank))
         if self.referee.all_finished and not self._flushing:
             self._flushing = True
             self._after(self._news_s, functools.partial(self._activated, self.referee.started, FLUSH, None))

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from offbeat.live.partial.coordinator import Asking, unpack
+from offbeat.live.partial.coordinator import NOBODY, Asking, unpack
 from offbeat.live.partial.stacks import Guest, Reply, Slots, Stack, Sum, places
 from offbeat.live.transport.hub import Frame, Letter, Word
 from offbeat.rounds.held import NEVER
@@ -94,6 +94,13 @@ class Desk(Asking):
             self._do(rank, frame)
         if self._referee.all_finished and not self._flushing:
             self._flush()
+        return self._letters()
+
+    def _in_time(self, started: list[int]) -> Iterable[Letter]:
+        self._begin(started, NOBODY)
+        return self._letters()
+
+    def _letters(self) -> list[Letter]:
         answers, self._answers = self._answers, []
         more, self._more = self._more, []
         return [*self._slots.letters(answers), *more, *self._stop_asking()]
@@ -220,7 +227,7 @@ class Desk(Asking):
 
     def _tell(self, rank: int, notice: Notice | None) -> None:
         if notice is not None:
-            self._begin(self._referee.hear(rank, notice), rank)
+            self._begin(self._referee.hear(rank, notice, time.monotonic()), rank)
 
     # Rounds.
 

@@ -97,6 +97,7 @@ class ReplayedChannel:
         found = next((event for event in self.chairs[rank].events if event[0] in own), None) == (THROUGH, step)
         if found:
             self.chairs[rank].events.remove((THROUGH, step))
+            self._go_on()
         answer(found)
 
     def finished(self, rank: int) -> None:
@@ -147,6 +148,8 @@ class ReplayedChannel:
                 chair.upto = chair.events.popleft()[1] if chair.events and chair.events[0][0] == "upto" else None
                 seat.offer(x, step, chair.upto)
                 chair.offers, chair.takes = None, step
+            case "through":
+                return self._waits(rank, chair, event)  # its worker looks, and strikes it off
             case "show":
                 if seat.results != number:
                     raise refuse(rank, event, f"{seat.results} results are there")
