@@ -189,9 +189,7 @@ def test_what_is_added_to_shared_weights_is_never_lost(late: int, size: int) -> 
 
 @pytest.mark.parametrize("size", [3, 7])
 @pytest.mark.parametrize(("late", "looks_ahead"), [(0, False), (1, False), (1, True)])
-def test_what_is_added_to_weights_that_meet_as_they_come_is_never_lost(
-    late: int, looks_ahead: bool, size: int
-) -> None:
+def test_what_is_added_to_weights_that_meet_as_they_come_is_never_lost(late: int, looks_ahead: bool, size: int) -> None:
     rules = Rules(waiting.first, "shared", late=late, good_for=math.inf, pool=2)
     for seed in range(100):
         workers = run(rules, seed, weights=True, looks_ahead=looks_ahead, size=size)

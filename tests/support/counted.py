@@ -39,6 +39,8 @@ EAGER = {
     "bounded": ob.eager(sync="bounded", staleness=2),
     "bounded, late": ob.eager(sync="bounded", staleness=2, late=1),
     "bounded, every step": ob.eager(0.25, catch_up="every_step", sync="bounded", staleness=3),
+    "grace": ob.eager(grace="auto"),
+    "so much grace": ob.eager(grace=0.002, late=1),
     "of any age": ob.ringmaster(None),
 }
 OTHERS = {

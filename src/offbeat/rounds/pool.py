@@ -1,4 +1,4 @@
-"""Who averages with whom, where a round is made of those who have handed something in: no schedule, nobody answered for.
+"""Who averages with whom, where a round is made of those who have handed in: no schedule, nobody answered for.
 
 What everybody knows reaches everybody only if groups change. So whoever has waited longest meets those that it has met
 longest ago, or not lately: a drawn one of these. Where all who are there have met lately, they wait for somebody else,
@@ -59,7 +59,7 @@ class Pool:
         first = self._waiting[0]
         members = first, *self._longest_ago(first, count - 1, version)
         last = max(self._last[rank] for rank in members)
-        if any(self._last[rank] > last for rank in training.difference(self._waiting)):
+        if any(self._last[rank] > last for rank in training - set(self._waiting)):
             return None
         return tuple(sorted(members))
 

@@ -1,11 +1,11 @@
 """When a partial round starts.
 
 Rounds of a channel are numbered 0, 1, 2, … and run in that order; a run that was taken up again goes on with the number
-it had reached. Where rounds are made of those who have arrived (`offbeat.rounds.pool`), each seat counts the rounds that
-it has a part in, and what it says of itself goes by that count; elsewhere the two are the same. Everything is decided by these numbers, never by timing. A *base* is the number of results that were
-contained in the weights a step was begun with; a contribution with base b in round v is stale by v − b.
-
-There is one exception, a grace window, for which the drivers say what time it is.
+it had reached. Where rounds are made of those who have arrived (`offbeat.rounds.pool`), each seat counts the rounds
+that it has a part in, and what it says of itself goes by that count; elsewhere the two are the same. Everything is
+decided by these numbers, never by timing; but for a grace window, for which the drivers say what time it is. A *base*
+is the number of results that were contained in the weights a step was begun with; a contribution with base b in round v
+is stale by v − b.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Referee:
             self._pool = Pool(self.size, self.rules.pool, self.seed)
             self._had_part = [self.started] * self.size
         if self.rules.grace:
-            self._grace = Grace(self.size, self.rules.grace)
+            self._grace = Grace(self.size, self.rules.grace, self.rules.late)
         self._training = set(range(self.size))
         self._position = [self.started - 1] * self.size
         self._computing = [self.started] * self.size
@@ -222,7 +222,8 @@ class Referee:
         missing = self._training - self._arrived
         if self._grace is None or not missing or self.rules.is_full(version):
             return False
-        until_s = self._grace.until_s(self._now_s, self._arrived, missing)
+        in_time = [rank for rank in missing if self._would_count(rank, version)]
+        until_s = self._grace.until_s(self._now_s, self._arrived, in_time)
         if self._now_s < until_s:
             self.deadline_s = until_s
         return self.deadline_s is not None
@@ -250,6 +251,15 @@ class Referee:
         if self.rules.bound is None:
             return True
         return not any(self._too_old(r, version) for r in range(self.size) if r not in arrived and r not in self._held)
+
+    def _would_count(self, rank: int, version: int) -> bool:
+        """Whether what ``rank`` is computing would be in time for this round."""
+        base = self._computing[rank]
+        if base is None:
+            return False
+        if self.rules.good_for is not None:
+            return version - base < self.rules.good_for
+        return version - base <= self.rules.late
 
     def _too_old(self, rank: int, version: int) -> bool:
         """Would leaving ``rank`` out of this round let something older than the bound be applied?"""

@@ -40,8 +40,8 @@ class Rules:
 
     def __post_init__(self) -> None:
         if self.pool is not None:  # each has rounds of its own number: none that all stop for, none that is too old
-            assert self.absent == "shared" and self.good_for == math.inf
-            assert self.full_every is None and self.bound is None and not self.grace
+            assert (self.absent, self.good_for) == ("shared", math.inf)
+            assert (self.full_every, self.bound, self.grace) == (None, None, 0)
 
     def among(self, workers: int) -> Rules:
         """The rules where so many take part: alone there is nobody to wait for, so nothing needs to be late."""

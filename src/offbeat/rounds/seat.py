@@ -198,8 +198,8 @@ class Seat:
 
     def began(self) -> Notice | None:
         """The next step is under way, with everything that was taken."""
-        bounded = self.rules.bound is not None
-        return Notice(Say.BEGAN, 0, self.place.base) if bounded and not self.has_finished else None
+        said = self.rules.hears_of_late and not self.has_finished
+        return Notice(Say.BEGAN, 0, self.place.base) if said else None
 
     def finish(self) -> Notice | None:
         """No data left: it never counts again, but goes on answering."""

@@ -19,6 +19,8 @@ from offbeat.method import (
     Rules,
     Vec,
     Wait,
+    Window,
+    checked_window,
     method,
     nothing_lost,
     one_of,
@@ -65,6 +67,7 @@ def self_clocked(
     meet: Literal["arrived", "all"] = "arrived",
     pause: float = 1.0,
     staleness: int | None = None,
+    grace: Window = 0.0,
     per_node: int = 1,
     codec: Codec | None = None,
 ) -> Body:
@@ -79,12 +82,13 @@ def self_clocked(
     ``period``: the fewest steps between two exchanges, or ``"spread"``: each worker holds its distance from the means
     it takes in proportion to the learning rate, as ``adaptive`` does. ``group``: how many average in a round
     (``None``: everyone, the absent with what they handed in last). Groups are made of those who have handed in, each
-    with whom it has met longest ago; with ``meet="all"`` they rotate by a schedule over everyone, and what the absent
-    handed in last answers for them. ``wait``: a round starts when so many have handed in; ``"first"``, ``"3 workers"``,
-    ``"50%"`` or a fraction. ``pause``: after an exchange that took n steps, ``pause`` · n further steps are taken before
-    the next one, so that with 1 at most half of the network's time is used. ``late=0``: wait for the round instead of
-    computing on. ``staleness``, with ``meet="all"``: a round waits for whoever would otherwise bring something older
-    than so many rounds. ``per_node=8``: eight consecutive ranks average their gradients in step and count as one worker
+    with others that it has not met lately; with ``meet="all"`` they rotate by a schedule over everyone, and what the
+    absent handed in last answers for them. ``wait``: a round starts when so many have handed in; ``"first"``,
+    ``"3 workers"``, ``"50%"`` or a fraction. ``pause``: after an exchange during which n steps were taken, ``pause`` · n
+    more are taken before the next one, so that with 1 at most half of the network's time is used. ``late=0``: wait for
+    the round instead of computing on. ``staleness``, with ``meet="all"``: a round waits for whoever would otherwise bring something older
+    than so many rounds; ``grace``, likewise: how long a round that may start waits for others, as in ``eager``.
+    ``per_node=8``: eight consecutive ranks average their gradients in step and count as one worker
     outside; the ``codec`` is for what travels between nodes, and what it loses is given to the next round.
 
     *When it helps*: nobody knows beforehand who will be late, or how long a message takes.
@@ -104,8 +108,12 @@ def self_clocked(
         raise ValueError(f"a pause of {pause!r} means nothing; use 0 or more")
     if staleness is not None:
         whole("staleness", staleness, 1 + late)
-        if group is not None and meet == "arrived":
-            raise ValueError(f'nobody absent is averaged in, so staleness={staleness} bounds nothing; say meet="all"')
+    pool = group if meet == "arrived" else None
+    if pool is not None and (staleness is not None or checked_window(grace)):
+        raise ValueError(
+            f"staleness={staleness} and grace={grace!r} are about those who are absent, whom groups of those who have "
+            f'arrived do without; say meet="all"'
+        )
     # Whatever is handed in counts for the next round, however old the weights it was made with.
     how = Rules(
         quorum(wait),
@@ -113,7 +121,8 @@ def self_clocked(
         bound=staleness,
         late=late,
         good_for=math.inf,
-        pool=group if meet == "arrived" else None,
+        pool=pool,
+        grace=checked_window(grace),
     )
 
     async def body(me: Replica) -> None:

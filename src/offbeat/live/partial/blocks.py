@@ -42,7 +42,7 @@ class BlockSums:
         self._group(tuple(range(nodes.count)))
 
     def _make_pools(self, group: int, size: int) -> None:
-        """Anybody may meet anybody: all the groups I may be in, if they are few, in an order that is the same for all."""
+        """Anybody may meet anybody: all the groups I may be in, if they are few, in an order that all follow."""
         group = min(group, size)
         if math.comb(size - 1, group - 1) <= MADE_AT_ONCE:
             for ranks in itertools.combinations(range(size), group):
