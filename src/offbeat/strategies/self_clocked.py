@@ -84,12 +84,12 @@ def self_clocked(
     (``None``: everyone, the absent with what they handed in last). Groups are made of those who have handed in, each
     with others that it has not met lately; with ``meet="all"`` they rotate by a schedule over everyone, and what the
     absent handed in last answers for them. ``wait``: a round starts when so many have handed in; ``"first"``,
-    ``"3 workers"``, ``"50%"`` or a fraction. ``pause``: after an exchange during which n steps were taken, ``pause`` · n
-    more are taken before the next one, so that with 1 at most half of the network's time is used. ``late=0``: wait for
-    the round instead of computing on. ``staleness``, with ``meet="all"``: a round waits for whoever would otherwise bring something older
-    than so many rounds; ``grace``, likewise: how long a round that may start waits for others, as in ``eager``.
-    ``per_node=8``: eight consecutive ranks average their gradients in step and count as one worker
-    outside; the ``codec`` is for what travels between nodes, and what it loses is given to the next round.
+    ``"3 workers"``, ``"50%"`` or a fraction. ``pause``: after an exchange during which n steps were taken, ``pause``
+    times n more are taken before the next one, so that with 1 about half of the network's time is used. ``late=0``:
+    wait for the round instead of computing on. ``staleness``, with ``meet="all"``: a round waits for whoever would
+    otherwise bring something older than so many rounds; ``grace``, likewise: how long a round that may start waits for
+    others, as in ``eager``. ``per_node=8``: eight consecutive ranks average their gradients in step and count as one
+    worker outside; the ``codec`` is for what travels between nodes, and what it loses is given to the next round.
 
     *When it helps*: nobody knows beforehand who will be late, or how long a message takes.
     *When it hurts*: where all workers are alike and the network is quick, ``allreduce`` learns more from each sample.
