@@ -449,7 +449,7 @@ def summary(report: Report, cells: dict[Cell, dict[str, Search]]) -> None:
     report.row("  MB over AD-PSGD's, by message", "least … most over cells; in brackets MB per gradient over AD-PSGD's")
     for name in OURS:
         shown = []
-        for message in MESSAGES:
+        for message in sorted({c.message for c in cells}):
             of = [found for c, found in cells.items() if c.message == message]
             sent = [f[name].figures[1].sent / f["AD-PSGD"].figures[1].sent for f in of]
             taken = [f["AD-PSGD"].figures[1].share / f[name].figures[1].share for f in of]
