@@ -9,11 +9,15 @@ import pytest
 
 import offbeat as ob
 from offbeat.live.partial.coordinator import Coordinator, frame_of
-from offbeat.live.transport.hub import Word
+from offbeat.live.partial.desk import Desk
+from offbeat.live.partial.stacks import DEPOSITS, Slots
+from offbeat.live.transport.hub import Frame, Word
 from offbeat.rounds import waiting
 from offbeat.rounds.grace import Grace, Window, worth_waiting_until_s
 from offbeat.rounds.referee import Notice, Referee, Say
 from offbeat.rounds.rules import Rules
+from offbeat.topology import everyone
+from offbeat.topology.hierarchy import Nodes
 
 
 @pytest.mark.parametrize(
@@ -151,6 +155,17 @@ def test_groups_of_those_who_have_arrived_have_nobody_to_wait_for() -> None:
         ob.self_clocked(grace="auto")
     with pytest.raises(ValueError, match='say meet="all"'):
         ob.self_clocked(staleness=4)
+
+
+def test_at_the_desk_too() -> None:
+    rules = Rules(waiting.first, "carry", grace=0.02)
+    hub = Desk(rules, everyone(2), Nodes(2), 0, 0, Slots(2, DEPOSITS + 8, small=False, shares=True))
+    for rank in range(2):
+        assert not list(hub.hear(Frame(Word.OPEN, rank, -1, 0, 0)))
+    assert not list(hub.hear(Frame(Word.OFFER, 0, 0, 0)))
+    while hub.pause_s:
+        pass
+    assert [(to, frame.word) for to, frame in hub.silence()] == [(0, Word.ANSWER)]
 
 
 def test_at_the_hub_a_round_starts_when_its_window_is_over_though_nobody_says_anything() -> None:
