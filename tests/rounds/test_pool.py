@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 
+from offbeat.rounds import waiting
 from offbeat.rounds.pool import Pool
+from offbeat.rounds.referee import Notice, Referee, Say
+from offbeat.rounds.rules import Rules
 
 
 def waves(size: int, group: int, order: list[list[int]], at_once: bool = False, seed: int = 0) -> list[set[int]]:
@@ -86,3 +90,17 @@ def test_who_has_left_is_in_no_group_and_the_last_is_one_by_itself() -> None:
     assert meet(pool, 0, 1, training=3) is None
     assert pool.gather(0, {1}) == (1,)
     assert pool.gather(1, {1}) is None
+
+
+def test_a_quorum_must_be_there_anew_and_lets_all_meet_who_are_there() -> None:
+    rules = Rules(waiting.at_least(4), "shared", late=1, good_for=math.inf, pool=2)
+    referee = Referee(rules, 8, 0)
+    for rank in range(3):
+        assert referee.hear(rank, Notice(Say.ARRIVED, 0)) == []
+    assert referee.hear(3, Notice(Say.ARRIVED, 0)) == [0, 1]
+    met = [referee.members(version) or () for version in (0, 1)]
+    assert sorted(rank for members in met for rank in members) == [0, 1, 2, 3]
+    for rank in (4, 5, 6):
+        assert referee.hear(rank, Notice(Say.ARRIVED, 0)) == [], "those who have met are not there any more"
+    assert referee.hear(7, Notice(Say.ARRIVED, 0)) == [2, 3]
+    assert [referee.started_with(rank) for rank in range(8)] == [1] * 8
