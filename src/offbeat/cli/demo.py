@@ -144,5 +144,6 @@ def _recording(run: LiveRun, label: str, made: Strategy | None, late: str) -> Re
         seed=run.seed,
         delay=late,
         settings=plain_settings(made.settings) if made else {},
+        talking=run.talking,
     )
     return Recording(record, run.trace, run.finished_s, run.wait_s)

@@ -10,6 +10,7 @@ from typing import Any
 from offbeat.method.effects import Next, Turn
 from offbeat.method.facts import Reported
 from offbeat.method.moments import Moments
+from offbeat.runs.talking import Talking
 from offbeat.tensors.layout import Slot
 from offbeat.tensors.vector import Vec, pack
 from offbeat.topology.hierarchy import Nodes
@@ -116,6 +117,7 @@ class Replica:
         period: int | None = None,
         micro_batches: int | None = None,
         samples_used: Sequence[int] | None = None,
+        talking: Talking | None = None,
     ) -> None:
         """Tell whoever looks how the run goes (``Reported``); what is left out stays as it was told last."""
         told = self.reported
@@ -124,6 +126,7 @@ class Replica:
             period=told.period if period is None else period,
             micro_batches=told.micro_batches if micro_batches is None else micro_batches,
             samples_used=told.samples_used if samples_used is None else tuple(samples_used),
+            talking=told.talking if talking is None else talking,
         )
 
 

@@ -17,6 +17,7 @@ from offbeat.method import (
     Paper,
     Replica,
     Rules,
+    Talking,
     Vec,
     Wait,
     method,
@@ -99,7 +100,8 @@ def self_clocked(
     how = Rules(quorum(wait), "shared", bound=staleness, late=late, good_for=math.inf)
 
     async def body(me: Replica) -> None:
-        P = Nodes(me.size, per_node).count
+        nodes = Nodes(me.size, per_node)
+        P, mine = nodes.count, nodes.of(me.rank)
         blocks = topology.everyone(P) if group is None or group >= P else topology.groups(P, group)
         mem = me.recall(
             start=me.x.clone() if codec else None,  # with a codec, the displacement from the common beginning travels
@@ -116,8 +118,14 @@ def self_clocked(
             moved, steps = steps > 0, 0
             return before.mul_(-1.0).add_(me.x) if moved else None
 
+        talking = me.reported.talking or Talking()
+        me.report(talking=talking)
+
         def adopt(results: list[Got]) -> None:
+            nonlocal talking
             if results and P > 1:  # nobody else changes what one holds
+                ages = {rank: age for rank, age in results[-1].contributors.items() if nodes.of(rank) != mine}
+                talking = talking.took(list(ages.values()))
                 mean = results[-1].value if codec is None else mem.start + results[-1].value
                 if period == "spread":
                     _follow_spread(me, mem, mean)
@@ -130,10 +138,16 @@ def self_clocked(
                 before.copy_(me.x)
             me.step(await own_gradient(me, per_node))
             steps += 1
-            if steps >= mem.p and await partial.through(t):
+            if steps < mem.p:
+                continue
+            if await partial.through(t):
                 moved = since()
                 assert moved is not None
+                talking = talking.handed_in()
                 adopt(await partial.mix(moved, t))
+            else:
+                talking = talking.waiting()
+            me.report(talking=talking)
         async for got in partial.rest(since):
             adopt([got])
 

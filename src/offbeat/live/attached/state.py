@@ -12,6 +12,7 @@ from typing import Any
 from offbeat.method.facts import Reported
 from offbeat.method.replica import Replica
 from offbeat.method.strategy import Strategy
+from offbeat.runs.talking import Talking
 from offbeat.tensors.vector import Vec
 
 
@@ -57,9 +58,13 @@ def restore(own: dict[str, Any], strategy: Strategy, me: Replica) -> Left:
     vars(me.memory).clear()
     for name, value in own["memory"].items():
         setattr(me.memory, name, _live(value, me))
-    me.reported = Reported(**{**own["reported"], "samples_used": tuple(own["reported"]["samples_used"])})
+    me.reported = _reported(**own["reported"])
     rounds = own.get("rounds", 0)  # older states did not know their rounds
     return Left(own["exchanges"], rounds, _live(own["owed"], me), own["waiting"])
+
+
+def _reported(samples_used: list[int], talking: dict[str, int] | None = None, **rest: Any) -> Reported:
+    return Reported(**rest, samples_used=tuple(samples_used), talking=None if talking is None else Talking(**talking))
 
 
 def _plain(value: Any) -> Any:

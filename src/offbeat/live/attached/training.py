@@ -166,7 +166,7 @@ class Training:
             self._others.until_all_are_done()
             if self.me.size > 1:
                 self._others.take_part()
-                self.stats.exchange(self.transport, self.wait_s)
+                self.stats.exchange(self.transport, self.wait_s, self.me.reported.talking)
                 self.transport.agree_on(torch.zeros(1), dist.ReduceOp.SUM, "the others to finish")
         self._recorder.end(self.me.rank, self._flat.params)
         self._release()
