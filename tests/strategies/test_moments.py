@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 import offbeat as ob
 from offbeat.method import Replica, Vec
 from offbeat.method.moments import Moments
+from offbeat.strategies import STRATEGIES
 from tests.support.formulas import HEAVY, close, final
 
 Optimizer = Callable[[Any], torch.optim.Optimizer]
@@ -68,6 +71,34 @@ def test_after_every_average_all_optimisers_remember_the_same(make: Any, period:
         states = held(make(period, moments="1/1"), ADAM, averages * period)
         assert equal(states, "exp_avg")
         assert equal(states, "exp_avg_sq")
+
+
+IN_STEP: dict[str, Callable[..., ob.Strategy]] = {
+    "local_sgd": partial(ob.local_sgd, 1),
+    "adaptive": partial(steady, 1),
+    "dasgd": partial(ob.dasgd, 1, 0),
+    "diloco": partial(ob.diloco, 1),
+    "sparseloco": partial(ob.sparseloco, 1),
+    "noloco": partial(ob.noloco, 1),
+    "dpsgd": ob.dpsgd,
+    "matcha": partial(ob.matcha, budget=1.0),
+    "sgp": ob.sgp,
+}
+
+
+@pytest.mark.parametrize("name", IN_STEP)
+def test_of_two_workers_whose_moments_mix_in_every_step_both_remember_the_same(name: str) -> None:
+    """Whatever the graph, of two workers each hears the other; what is mixed is half and half."""
+    for moment in ("exp_avg", "exp_avg_sq"):
+        apart, together = (held(IN_STEP[name](moments=m), ADAM, 3, workers=2) for m in (None, "1/1"))
+        assert not torch.allclose(apart[0][moment], apart[1][moment])
+        close(together[0][moment], together[1][moment])
+
+
+def test_every_method_that_averages_weights_in_step_has_the_setting() -> None:
+    """In partial rounds it could not be right: see DESIGN.md."""
+    with_it = {name for name, one in STRATEGIES.items() if "moments" in inspect.signature(one.make).parameters}
+    assert with_it == {*IN_STEP}
 
 
 def test_of_linear_momentum_the_weights_take_no_notice_when_they_are_averaged_every_step() -> None:
