@@ -22,9 +22,10 @@ import torch
 from harness import Report, arguments
 
 import offbeat as ob
+from offbeat.delays import Seconds
 
 UNITS, HIDDEN, BATCH, FURTHER = 100.0, 32, 16, 2
-TIMES = {
+TIMES: dict[str, Seconds] = {
     "another is late each step (log-normal 0.5)": ob.delays.lognormal(1.0, 0.5),
     "always the same is 2.5 times slower": lambda step, rank: 2.5 if rank == 0 else 1.0,
 }

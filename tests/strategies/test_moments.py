@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import offbeat as ob
 from offbeat.method import Replica, Vec
-from offbeat.method.moments import Moments
+from offbeat.method.moments import Moments, as_of_the_mean
 from offbeat.strategies import STRATEGIES
 from tests.support.formulas import HEAVY, close, final
 
@@ -215,3 +215,34 @@ def test_what_cannot_be_understood_gets_a_sentence() -> None:
     for moments, sentence in wrong.items():
         with pytest.raises(ValueError, match=sentence):
             ob.local_sgd(moments=moments)
+
+
+def test_for_one_step_adam_divides_by_the_squares_of_the_mean_and_then_remembers_its_own() -> None:
+    """Beside a plain Adam with the same gradients: the same moments, and other steps."""
+    n, lr, eps = 4, 0.1, 1e-8
+    own, other = nn.Parameter(torch.zeros(6).double()), nn.Parameter(torch.zeros(6).double())
+    plain, mended = torch.optim.Adam([own], lr=lr), torch.optim.Adam([other], lr=lr)
+    for step in range(1, 6):
+        own.grad = torch.randn(6, generator=torch.Generator().manual_seed(step)).double()
+        other.grad, before = own.grad.clone(), other.detach().clone()
+        if step > 1:
+            m, v = (plain.state[own][name].clone() for name in ("exp_avg", "exp_avg_sq"))
+        plain.step()
+        with as_of_the_mean(n, mended.param_groups, mended.state):
+            mended.step()
+        for name in ("exp_avg", "exp_avg_sq"):
+            close(mended.state[other][name], plain.state[own][name])
+        if step > 1:
+            m_hat, v_hat = m / (1 - 0.9 ** (step - 1)), v / (1 - 0.999 ** (step - 1))
+            of_mean = torch.where(v_hat > m_hat**2, m_hat**2 + (v_hat - m_hat**2) / n, v_hat)
+            v_used = 0.999 * of_mean * (1 - 0.999 ** (step - 1)) + 0.001 * own.grad**2
+            wanted = plain.state[own]["exp_avg"] / (1 - 0.9**step) / ((v_used / (1 - 0.999**step)).sqrt() + eps)
+            close(other.detach() - before, -lr * wanted)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_one_worker_alone_and_optimisers_without_squares_take_no_notice(name: str) -> None:
+    optimizer, _, _ = OPTIMIZERS[name]
+    for workers in (1, 2) if name != "AdamW" else (1,):
+        runs = [final(ob.self_clocked(squares=n), workers, task=task(optimizer)).final for n in (1, 4)]
+        assert torch.equal(*runs)

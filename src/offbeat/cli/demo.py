@@ -1,4 +1,4 @@
-"""``offbeat demo``: the main job. Real processes, embedded data, stragglers; DDP against five papers' methods and our own."""
+"""``offbeat demo``: the main job. Real processes, embedded data, stragglers; DDP against the methods of others and ours."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def demo(
 ) -> None:
     """Train handwritten digits in 4 processes, some of them late: torch's own DDP, then the methods of five papers.
 
-    Last comes `self_clocked`, which puts their ideas together and is what `ob.attach` uses where no method is named. All
-    learn from the same number of samples under the same delays. It takes a minute or two, and ends with a table
-    and an HTML report. Ctrl-C ends it; what was done by then is shown.
+    Last comes `self_clocked`, which puts their ideas together, and which `ob.attach` uses where no method is named. All
+    learn from the same number of samples under the same delays. It takes a minute or two, and ends with a table and an
+    HTML report. Ctrl-C ends it; what was done by then is shown.
 
     `offbeat demo`
 
