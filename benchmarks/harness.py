@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,10 +20,26 @@ import torch.multiprocessing as mp
 from torch.multiprocessing.spawn import start_processes
 
 
-def _worker(rank: int, size: int, port: int, job: Callable[..., Any], args: tuple[Any, ...], answers: Any) -> None:
+class Hosts(Protocol):
+    """Hosts for workers to be on."""
+
+    def move_in(self, host: int, port: int) -> None: ...
+
+
+def _worker(
+    rank: int,
+    size: int,
+    port: int,
+    job: Callable[..., Any],
+    args: tuple[Any, ...],
+    answers: Any,
+    hosts: Hosts | None,
+) -> None:
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo"
     )
+    if hosts is not None:
+        hosts.move_in(2 * rank // size, port)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     answer = job(rank, *args)
@@ -32,13 +48,16 @@ def _worker(rank: int, size: int, port: int, job: Callable[..., Any], args: tupl
     dist.destroy_process_group()
 
 
-def run_workers(size: int, job: Callable[..., Any], *args: Any) -> list[Any]:
-    """``job(rank, *args)`` in ``size`` processes that share a default process group; their answers by rank."""
+def run_workers(size: int, job: Callable[..., Any], *args: Any, hosts: Hosts | None = None) -> list[Any]:
+    """``job(rank, *args)`` in ``size`` processes that share a default process group; their answers by rank.
+
+    On two ``hosts``, where there are some: the first half of the ranks on the first.
+    """
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     answers = mp.get_context("spawn").SimpleQueue()
-    context = start_processes(_worker, (size, port, job, args, answers), nprocs=size, join=False)
+    context = start_processes(_worker, (size, port, job, args, answers, hosts), nprocs=size, join=False)
     found: dict[int, Any] = {}
     while len(found) < size:
         if answers.empty():

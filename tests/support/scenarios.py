@@ -52,13 +52,16 @@ class Turns(Generic[K]):
         return self.told.keys()
 
 
-CARRIERS = ("shm", "gloo")  # a column of the tables of laws, countings and failures
+CARRIERS = ("shm", "gloo", "hosts")  # a column of the tables of laws, countings and failures
 
 
 def over(rank: int, carrier: str, function: Callable[..., T], *args: Any) -> T:
-    """Call ``function`` where vectors go this way."""
+    """Call ``function`` where vectors go this way; ``"hosts"``: as if every two ranks had a host of their own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OFFBEAT_CARRIER", carrier)
+        if carrier == "hosts":
+            patch.setenv("OFFBEAT_HOST", f"host {rank // 2}")
+        else:
+            patch.setenv("OFFBEAT_CARRIER", carrier)
         return function(rank, *args)
 
 

@@ -16,12 +16,13 @@ from torch import Tensor
 import offbeat as ob
 from offbeat.cli import main
 from tests.support import forge
-from tests.support.scenarios import Call, Told, Turns, in_turn, scenario
+from tests.support.scenarios import Call, Told, Turns, in_turn, over, scenario
 from tests.support.timed import BY_SPEED, IN_NODES, IN_SMALL_BUCKETS, TIMED
 
 pytestmark = pytest.mark.live
 
 STEPS = 10
+ON_TWO_HOSTS = "on two hosts"
 # How many batches each worker has, whether some of its steps take longer, and whether all average in the middle.
 RUNS: dict[str, tuple[tuple[int, ...], bool, bool]] = {
     "two": ((STEPS, STEPS), False, False),
@@ -30,6 +31,7 @@ RUNS: dict[str, tuple[tuple[int, ...], bool, bool]] = {
     "four, late": ((STEPS,) * 4, True, False),
     "four, late, uneven and averaged": ((STEPS, 3, STEPS, 7), True, True),
     "five, late and uneven": ((STEPS, 2, 9, STEPS, 5), True, False),
+    f"four, late and uneven, {ON_TWO_HOSTS}": ((STEPS, 6, STEPS, 8), True, False),
 }
 
 
@@ -39,6 +41,8 @@ def task() -> ob.Task:
 
 def fits(name: str, run: str) -> bool:
     batches, _, averages = RUNS[run]
+    if ON_TWO_HOSTS in run and TIMED[name].settings.get("codec") is not None:
+        return False  # what_hosts_code
     if name in BY_SPEED:
         return not averages
     return name not in IN_NODES or (len(batches) % 2 == 0 and not averages)
@@ -75,7 +79,10 @@ def live() -> Iterator[Ran]:
     with tempfile.TemporaryDirectory() as folder:
         ran = {}
         for run, (batches, _, _) in RUNS.items():
-            calls = {name: Call(train, (name, run, folder)) for name in TIMED if fits(name, run)}
+            names = [name for name in TIMED if fits(name, run)]
+            calls = {name: Call(train, (name, run, folder)) for name in names}
+            if ON_TWO_HOSTS in run:
+                calls = {name: Call(over, ("hosts", train, name, run, folder)) for name in names}
             ran[run] = in_turn(calls, len(batches), init=False)
         yield Path(folder), ran
 
@@ -103,6 +110,35 @@ def what_no_task_tells(rank: int) -> dict[str, str]:
             out[name] = forge.attempt(lambda: ob.replay(folder, task()))  # noqa: B023
             dist.barrier()
     return out
+
+
+@scenario(4)
+def what_hosts_code(rank: int) -> dict[str, str]:
+    """What a replay says where hosts of two ranks have coded their sums."""
+    out = {}
+    coded = ob.codec.int8()
+    for strategy in (ob.eager(codec=coded), ob.local_sgd(2, codec=coded)):
+        with tempfile.TemporaryDirectory() as place:
+            folder, work = Path(broadcast(place)), task()
+            model = work.build(0)
+            inner = work.optimizer(list(model.parameters()))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("OFFBEAT_HOST", str(rank // 2))
+                optimizer = ob.attach(inner, model, strategy, patience_s=120, record=folder)
+                work.value(model, work.take(rank, 0)).backward()
+                optimizer.step()
+                work.value(model, work.take(rank, 1)).backward()
+                optimizer.step()
+                optimizer.finish()
+            dist.barrier()
+            out[strategy.name] = forge.attempt(lambda: ob.replay(folder, task()))  # noqa: B023
+            dist.barrier()
+    return out
+
+
+def test_a_replay_refuses_what_hosts_have_coded(told: Told) -> None:
+    for said in told(what_hosts_code):
+        assert all("hosts of several ranks coded what they had summed" in words for words in said.values()), said
 
 
 def broadcast(word: str) -> str:

@@ -20,6 +20,7 @@ import offbeat as ob
 from tests.support import forge
 from tests.support.forge import Job
 from tests.support.nets import batch, flat, loss, net, sgd
+from tests.support.scenarios import CARRIERS, over
 
 pytestmark = pytest.mark.live
 
@@ -65,7 +66,12 @@ def end(how: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL if how == "killed" else signal.SIGSTOP)
 
 
-def mourned(rank: int, method: str, state: str, how: str, who: int) -> None:
+def mourned(rank: int, method: str, state: str, how: str, who: int, way: str) -> None:
+    """One rank dies in this state of the others. ``way``: their vectors', who else would share memory."""
+    over(rank, way, dying, method, state, how, who)
+
+
+def dying(rank: int, method: str, state: str, how: str, who: int) -> None:
     model = net()
     patience_s = 3.0 if how == "stopped" else 1800.0
     optimizer = ob.attach(sgd(model), model, METHODS[method], patience_s=patience_s)
@@ -88,11 +94,15 @@ def mourned(rank: int, method: str, state: str, how: str, who: int) -> None:
         optimizer.step()
 
 
-def cases() -> list[tuple[str, str, str, int]]:
-    turns = itertools.cycle(ENDS)
+Case = tuple[str, str, str, int, str]
+
+
+def cases() -> list[Case]:
     every = [(m, s) for m in METHODS for s in STATES]
     if FULL:
-        return [(m, s, how, who) for m, s in every for how, who in ENDS]
+        return [(m, s, how, who, way) for m, s in every for how, who in ENDS for way in CARRIERS]
+    # Of 6 and 3, whose turns are shifted each time they would begin to agree again.
+    turns = ((*ENDS[k % 6], CARRIERS[(k + k // 6) % 3]) for k in itertools.count())
     return [(m, s, *next(turns)) for m, s in every]
 
 
@@ -111,9 +121,9 @@ def ended() -> dict[Any, list[forge.Outcome]]:
     return dict(zip(CASES, forge.run(jobs, at_once=4), strict=True))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}: rank {case[3]} {case[2]} {case[1]}")
-def test_the_others_end_and_name_the_rank_that_is_gone(ended: Any, case: tuple[str, str, str, int]) -> None:
-    _, _, how, who = case
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}: rank {case[3]} {case[2]} {case[1]}, {case[4]}")
+def test_the_others_end_and_name_the_rank_that_is_gone(ended: Any, case: Case) -> None:
+    _, _, how, who, _ = case
     outcomes = ended[case]
     others = [outcome for rank, outcome in enumerate(outcomes) if rank != who]
     words = f"rank {who} does not answer" if how == "stopped" else f"rank {who} gives no sign of life: the process has"

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from offbeat.live.carriers.exchanges import Sent, Transport
+from offbeat.live.carriers.exchanges import Transport
+from offbeat.live.carriers.sent import Sent
 from offbeat.live.partial.endpoints import Endpoints
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.method.effects import (

@@ -200,7 +200,7 @@ class Gradients:
         own = OwnGradient(self._flat) if active else None
         present = torch.tensor([active and p.grad is not None for p in self._flat.params], dtype=torch.uint8)
         key = (self.me.seed, self._driver.next_seq())
-        mean, counts = self._transport.coded_gradients(
+        mean, counts = self._transport.coded.gradients(
             own, present, self._flat.x, asks.codec, self._block(asks), key, asks.gathers
         )
         if mean is None:

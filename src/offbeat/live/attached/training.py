@@ -168,6 +168,8 @@ class Training:
                 self._others.take_part()
                 self.stats.exchange(self.transport, self.wait_s, self.me.reported.talking)
                 self.transport.agree_on(torch.zeros(1), dist.ReduceOp.SUM, "the others to finish")
+        if self.transport.has_coded_sums_of_hosts or self.endpoints.has_coded_sums_of_hosts:
+            self._recorder.cannot("hosts of several ranks coded what they had summed, and a replay knows no hosts")
         self._recorder.end(self.me.rank, self._flat.params)
         self._release()
         self.endpoints.close()

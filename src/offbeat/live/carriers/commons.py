@@ -76,6 +76,10 @@ class Laid:
     def region(self) -> Region:
         return self.views.region
 
+    def have(self, phase: int, members: Sequence[int]) -> Reached:
+        """What waits until these have come so far."""
+        return Reached(self._commons, phase, self.region, self.number, tuple(members))
+
     def needs(self, members: Sequence[int], finish: Callable[[], None]) -> Laid:
         """When these have laid theirs, ``finish`` reads them."""
         self._needs, self._finish = tuple(members), finish
@@ -133,17 +137,18 @@ class Laid:
         return True
 
 
-class AllThrough(NamedTuple):
-    """All readers of an older exchange are through."""
+class Reached(NamedTuple):
+    """These members have come so far with an exchange."""
 
     commons: Commons
+    phase: int
     region: Region
     number: int
-    readers: tuple[int, ...]
+    members: tuple[int, ...]
 
     def within(self, seconds: float) -> bool:
         start = time.monotonic()
-        while not self.commons.reached(THROUGH, self.region, self.number, self.readers):
+        while not self.commons.reached(self.phase, self.region, self.number, self.members):
             if time.monotonic() - start > seconds:
                 return False
             nap(start)
@@ -178,7 +183,7 @@ class Commons:
         number, self._exchanges = self._exchanges, self._exchanges + 1
         laid = Laid(Views(self, region, tuple(kinds)), number)
         if region.number in self._last:
-            left = AllThrough(self, region, *self._last[region.number])
+            left = Reached(self, THROUGH, region, *self._last[region.number])
             self._waiter.wait([left], "the others to read an older exchange")
         self._last[region.number] = number, self.others if readers is None else tuple(readers)
         for view, tensor in zip(laid.views.of(self.me), tensors, strict=True):
@@ -212,6 +217,10 @@ class Commons:
         return self._views[key]
 
     # Counters.
+
+    def settle(self) -> None:
+        """What was written is there, also for another thread or another process."""
+        self._memory.settle()
 
     def say(self, what: int, region: Region, number: int) -> None:
         self._memory.settle()

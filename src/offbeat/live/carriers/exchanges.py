@@ -6,44 +6,33 @@ own threads); a mix that was begun is simply not waited for yet.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from offbeat.live.carriers import doors, gpus, hosts
+from offbeat.live.carriers import gpus, hosts
+from offbeat.live.carriers.across import SUMS, Across, across
+from offbeat.live.carriers.coded import CodedExchanges
 from offbeat.live.carriers.commons import Commons
-from offbeat.live.carriers.phases import TwoPhases
+from offbeat.live.carriers.porter import Porter
+from offbeat.live.carriers.sent import Sent
+from offbeat.live.carriers.sharing import shared
 from offbeat.live.carriers.shelves import Shelves
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.group import LONG, Group
 from offbeat.live.transport.waiter import Waiter, Work
-from offbeat.method.effects import Mix, Ticket
-from offbeat.tensors.codec import Codec, sent_to
-from offbeat.tensors.stretches import CodedShare, Stretches
-from offbeat.tensors.sums import keep, mean, owing, weighted
+from offbeat.method.effects import Mix
+from offbeat.tensors.codec import sent_to
+from offbeat.tensors.sums import mean, weighted
 from offbeat.tensors.vector import Vec, wide
-from offbeat.tensors.wire import all_gather_bytes, all_reduce_bytes, decode, encode, message_bytes
+from offbeat.tensors.wire import all_reduce_bytes
 from offbeat.topology.matrix import Mixing
 
 T = TypeVar("T", Shelves, Commons)
-
-
-class Sent(Ticket[Vec]):
-    """An exchange under way: what it waits for, and how the result is put together then."""
-
-    __slots__ = ("_result", "works")
-
-    def __init__(self, works: Sequence[Work], result: Callable[[], Vec]) -> None:
-        self.works, self._result = works, result
-
-    def result(self) -> Vec:
-        """Call once, when all works are done."""
-        return self._result()
 
 
 class Transport:
@@ -56,12 +45,20 @@ class Transport:
         self._everyone = tuple(range(board.size))
         self._groups: dict[tuple[int, ...], Group] = {}
         self._commons: dict[tuple[tuple[int, ...], str], Commons | None] = {}
+        self._across: dict[tuple[tuple[int, ...], str], Across | None] = {}
+        self.porter = Porter(board)
+        self.coded = CodedExchanges(self)
         self.carriers: set[str] = set()  # the ways vectors have gone
         gpus.post(board, gpus.here(devices))  # before the others are met: then all have posted theirs
         self._side = Group("side", self._everyone, board, waiter) if board.size > 1 else None
         self._equipment = gpus.posted(board)
         nccl = gpus.nccl_fits(self._equipment)
         self._nccl: Any = dist.new_group(backend="nccl", timeout=LONG) if nccl else None
+
+    @property
+    def homes(self) -> list[str]:
+        """The hosts of all ranks."""
+        return [own.home for own in self._equipment]
 
     # Memory that a host's ranks share.
 
@@ -93,30 +90,34 @@ class Transport:
             return None
         if on_gpu and len({t.device for t in tensors} | {gpu for r in ranks for gpu in self._equipment[r].gpus}) != 2:
             return None  # only where all vectors of all ranks lie on one GPU
-        board, found, why = self._board, None, ""
-        # Nobody enters before all are there: one may be without data, and come when it hears that we wait.
-        self.waiter.until(board.meeting(name, ranks), "the ranks of this host to share memory")
-        try:
-            found = make()
-        except OSError as error:
-            why = str(error)
-        board.publish(f"{doors.SAID}/{name}/{board.rank}", why or doors.DONE)
-        facts = [f"{doors.SAID}/{name}/{rank}" for rank in ranks]
-        self.waiter.until(
-            lambda: all(board.published(fact) for fact in facts), "the ranks of this host to share memory"
-        )
-        said = {rank: board.published(fact) or "" for rank, fact in zip(ranks, facts, strict=True)}
-        failed = {rank: why for rank, why in said.items() if why != doors.DONE}
-        if not failed and found is not None:
-            self.carriers.add(found.carrier)
-            return found
+        found = shared(name, ranks, make, self._board, self.waiter)
         if found is not None:
-            found.close()
-        if board.rank == ranks[0]:
-            rank, why = min(failed.items(), key=lambda one: one[1].startswith(doors.FOLLOWS))
-            words = f"memory cannot be shared on this host (rank {rank}: {why})"
-            warnings.warn(f"{words}: vectors travel through Gloo, which is slower", stacklevel=2)
-        return None
+            self.carriers.add(found.carrier)
+        return found
+
+    def across(self, ranks: tuple[int, ...], tensors: Sequence[Tensor]) -> Across | None:
+        """The way of sums among ranks of several hosts. All of them ask for it when one does.
+
+        None where they are on one host, or where no two are, or where that is not to be had, or not wanted.
+        """
+        device, homes = tensors[0].device, self.homes
+        houses, on_gpu = hosts.together(ranks, homes), any(t.is_cuda for t in tensors)
+        one_gpu_each = all(len({gpu for r in house for gpu in self._equipment[r].gpus}) == 1 for house in houses)
+        if len(houses) == 1 or (on_gpu and (not one_gpu_each or len({t.device for t in tensors}) > 1)):
+            return None
+        key = ranks, device.type
+        if key not in self._across:
+            name = f"across/{device.type}/" + "-".join(map(str, ranks))
+            self._across[key] = across(name, ranks, homes, device, self._board, self.waiter, self.porter.waiter)
+        found = self._across[key]
+        if found is not None:
+            self.carriers |= found.carriers
+        return found
+
+    @property
+    def has_coded_sums_of_hosts(self) -> bool:
+        """Whether what was coded was not each worker's own."""
+        return any(one is not None and one.has_coded for one in self._across.values())
 
     # A mix, in three shapes.
 
@@ -128,14 +129,16 @@ class Transport:
         ranks = effect.W.block(self.rank)
         codec = effect.codec if ranks is None else sent_to(effect.codec, len(ranks) - 1)
         if codec is not None:
-            return self._coded(effect, codec, ranks, (seed, self.rank, seq))
+            return self.coded.mix(effect, codec, ranks, (seed, self.rank, seq))
         if ranks is not None and all_blocks(effect.W):
             return self._sum(effect.x, ranks, later)
         if effect.codec is None:  # all are here, those too whom nobody mixes with
             commons = self.commons(self._everyone, effect.x.parts)
             if commons is not None:
                 return self._read_neighbours(effect, commons, later)
-        return self._point_to_point(effect) if ranks is None else self._sum(effect.x, ranks, later)
+        # On several hosts in the same way for all, as those of a host take part in each other's exchanges.
+        between_two = ranks is None or (effect.codec is None and len(set(self.homes)) > 1)
+        return self._point_to_point(effect, later) if between_two else self._sum(effect.x, ranks or (), later)
 
     def _sum(self, x: Vec, ranks: tuple[int, ...], later: bool) -> Sent:
         if len(ranks) == 1:
@@ -151,18 +154,40 @@ class Transport:
             works = [work for p in parts if (work := self.all_reduce(p, ranks)) is not None]
         return Sent(works, lambda: Vec([p.div_(len(ranks)) for p in parts]))
 
-    def _point_to_point(self, effect: Mix) -> Sent:
+    def _point_to_point(self, effect: Mix, later: bool) -> Sent:
+        """Messages between two; where some are on this host, these read each other's memory."""
         W, x = effect.W, effect.x
+        near = self._near(x.parts)
+        inside = () if near is None else near.ranks
         mine = [_host(p.to(wide(p.dtype), copy=True)) for p in x.parts]
         theirs = {j: [torch.empty_like(p) for p in mine] for j in W.senders(self.rank)}
-        works = self._swap(W.receivers(self.rank), theirs, mine)
+        receivers = W.receivers(self.rank)
+        far = {j: parts for j, parts in theirs.items() if j not in inside}
+        works: list[Work] = list(self.swap([r for r in receivers if r not in inside], far, mine))
+        if near is not None:
+            beside = [r for r in receivers if r in inside]
+            self.wire_bytes += len(beside) * sum(p.nbytes for p in mine)
+            laid = near.lay(x.parts, [near.ranks.index(r) for r in beside], later)
+            views, senders = laid.views, [j for j in theirs if j in inside]
+
+            def read() -> None:
+                for j in senders:
+                    for own, laid_there in zip(theirs[j], views.of(inside.index(j)), strict=True):
+                        own.copy_(laid_there)
+
+            works.append(laid.needs([inside.index(j) for j in senders], read))
 
         def result() -> Vec:
             rows = [(w, Vec(mine if j == self.rank else theirs[j])) for j, w in W.row(self.rank).items()]
-            mixed = weighted(rows)
+            mixed = weighted(rows) if W.block(self.rank) is None else mean([x for _, x in rows], len(rows))
             return Vec([m.to(p.device) for m, p in zip(mixed.parts, x.parts, strict=True)])
 
         return Sent(works, result)
+
+    def _near(self, tensors: Sequence[Tensor]) -> Commons | None:
+        """What the ranks of this host share, where there are other hosts."""
+        house = tuple(r for r in self._everyone if self.homes[r] == self.homes[self.rank])
+        return None if house == self._everyone else self.commons(house, tensors)
 
     def _read_neighbours(self, effect: Mix, commons: Commons, later: bool) -> Sent:
         W, x = effect.W, effect.x
@@ -180,109 +205,7 @@ class Transport:
 
         return Sent([laid.needs(W.senders(self.rank), read)], lambda: mixed[0])
 
-    def _coded(self, effect: Mix, codec: Codec, ranks: tuple[int, ...] | None, key: tuple[int, ...]) -> Sent:
-        W, x = effect.W, effect.x
-        if sent_to(codec, W.audience(self.rank)) is None:
-            return self._hear_coded(effect, codec)
-        if ranks is not None and effect.in_two_phases(self.rank):
-            share = CodedShare(x, Stretches(x, codec, len(ranks)), ranks.index(self.rank), key, effect.lost)
-            return self._in_two_phases(share, ranks)
-        wanted = owing(x, effect.lost)
-        message = encode(wanted, codec, key)
-        if ranks is not None:
-            gathered = [torch.empty_like(message) for _ in ranks]
-            self.wire_bytes += all_gather_bytes(len(ranks), message.numel()) // len(ranks)
-            work = self.group(ranks).all_gather(gathered, message)
-
-            def gathered_mean() -> Vec:
-                decoded = [decode(m, wanted, codec) for m in gathered]
-                keep(effect.lost, wanted, decoded[ranks.index(self.rank)])
-                return mean(decoded, len(ranks))
-
-            return Sent([work], gathered_mean)
-        theirs = {j: [torch.empty_like(message)] for j in W.senders(self.rank)}
-        works = self._swap(W.receivers(self.rank), theirs, [message])
-
-        def result() -> Vec:
-            rows = W.row(self.rank).items()
-            return weighted((w, decode(message if j == self.rank else theirs[j][0], x, codec)) for j, w in rows)
-
-        return Sent(works, result)
-
-    def _in_two_phases(self, share: CodedShare, ranks: tuple[int, ...]) -> Sent:
-        """The first phase goes on in the background; the second begins when the result is asked for."""
-        phases = self._phases(share, ranks)
-
-        def result() -> Vec:
-            self.waiter.wait([phases.to_all([True] * len(ranks))], "the others' sums")
-            return Vec([p.div_(len(ranks)) for p in phases.result().parts])
-
-        return Sent([phases.to_owners()], result)
-
-    def _phases(self, share: CodedShare, ranks: tuple[int, ...]) -> TwoPhases:
-        phases = TwoPhases(share, self.group(ranks))
-        self.wire_bytes += phases.wire_bytes
-        return phases
-
-    def _hear_coded(self, effect: Mix, codec: Codec) -> Sent:
-        """Others' coded shares beside one's own, which goes to nobody."""
-        W, x = effect.W, effect.x
-        mine, length = Vec([p.to(wide(p.dtype), copy=True) for p in x.parts]), message_bytes(x, codec)
-        theirs = {j: [torch.empty(length, dtype=torch.uint8)] for j in W.senders(self.rank)}
-        works = self._swap((), theirs, [])
-
-        def result() -> Vec:
-            rows = W.row(self.rank).items()
-            return weighted((w, mine if j == self.rank else decode(theirs[j][0], x, codec)) for j, w in rows)
-
-        return Sent(works, result)
-
-    def coded_gradients(
-        self,
-        g: Vec | None,
-        header: Tensor,
-        like: Vec,
-        codec: Codec,
-        ranks: tuple[int, ...],
-        key: tuple[int, int],
-        gathers: bool = False,
-    ) -> tuple[Vec | None, Tensor]:
-        """The mean of the coded gradients of those who have one, and the sum of all ``header`` bytes."""
-        if sent_to(codec, len(ranks) - 1) is None:
-            return g, header.long()
-        if gathers:
-            return self._gathered_gradients(g, header, like, codec, ranks, key)
-        stretches, own_key = Stretches(like, codec, len(ranks)), (key[0], self.rank, key[1])
-        share = CodedShare(g, stretches, ranks.index(self.rank), own_key)
-        message = torch.cat([torch.tensor([g is not None], dtype=torch.uint8), header])
-        headers = torch.empty(len(ranks), message.numel(), dtype=torch.uint8)
-        self.wire_bytes += all_gather_bytes(len(ranks), message.numel()) // len(ranks)
-        told = self.group(ranks).all_gather(list(headers), message)
-        phases = self._phases(share, ranks)
-        self.waiter.wait([told, phases.to_owners()], "the others' gradients")
-        gives, counts = headers[:, 0].tolist(), headers[:, 1:].long().sum(dim=0)
-        if not any(gives):
-            return None, counts
-        self.waiter.wait([phases.to_all(gives)], "the others' sums")
-        return Vec([p.div_(sum(gives)) for p in phases.result().parts]), counts
-
-    def _gathered_gradients(
-        self, g: Vec | None, header: Tensor, like: Vec, codec: Codec, ranks: tuple[int, ...], key: tuple[int, int]
-    ) -> tuple[Vec | None, Tensor]:
-        seed, seq = key
-        body = torch.zeros(message_bytes(like, codec), dtype=torch.uint8)
-        if g is not None:
-            body = encode(g, codec, (seed, self.rank, seq))
-        message = torch.cat([torch.tensor([g is not None], dtype=torch.uint8), header, body])
-        gathered = [torch.empty_like(message) for _ in ranks]
-        self.wire_bytes += all_gather_bytes(len(ranks), message.numel()) // len(ranks)
-        self.waiter.wait([self.group(ranks).all_gather(gathered, message)], "the others' gradients")
-        start = 1 + header.numel()
-        theirs = [decode(m[start:], like, codec) for m in gathered if m[0]]
-        counts = torch.stack([m[1:start].long() for m in gathered]).sum(dim=0)
-        return (mean(theirs, len(theirs)) if theirs else None), counts
-
-    def _swap(self, receivers: Sequence[int], theirs: dict[int, list[Tensor]], mine: list[Tensor]) -> list[dist.Work]:
+    def swap(self, receivers: Sequence[int], theirs: dict[int, list[Tensor]], mine: list[Tensor]) -> list[dist.Work]:
         """Messages between two, as broadcasts in groups of two; the lower rank's comes first, as on the other side."""
         works = []
         for peer in sorted({*receivers, *theirs}):  # in one order everywhere, as making a group waits for the other
@@ -308,6 +231,9 @@ class Transport:
             self.carriers.add("nccl")
             work: dist.Work = dist.all_reduce(tensor, group=self._nccl, async_op=True)
             return work
+        composed = self.across(ranks, [tensor])
+        if composed is not None:
+            return self.porter.send(partial(composed.total, [tensor], SUMS))
         return self.group(ranks).all_reduce(tensor)
 
     def group(self, ranks: tuple[int, ...]) -> Group:
@@ -335,27 +261,33 @@ class Transport:
 
     def park(self) -> None:
         """Leave the groups as they are; see ``Group.park``."""
+        self.porter.close(give_up=True)
         self._let_go(together=False)
         for group in self._all_groups():
             group.park()
 
     def close(self) -> None:
         """Give the groups back. All ranks are through with them."""
+        self.porter.close()
         self._let_go(together=True)
         for group in self._all_groups():
             group.close()
         if self._nccl is not None:
             dist.destroy_process_group(self._nccl)
-        self._groups, self._side, self._nccl = {}, None, None
+        self._groups, self._across, self._side, self._nccl = {}, {}, None, None
 
     def _let_go(self, together: bool) -> None:
         for commons in self._commons.values():
             if commons is not None:
                 commons.close(together)
+        for one in self._across.values():
+            if one is not None:
+                one.close(together)
         self._commons = {}
 
     def _all_groups(self) -> list[Group]:
-        return [*self._groups.values(), *([self._side] if self._side is not None else [])]
+        between = [group for one in self._across.values() if one is not None for group in one.groups()]
+        return [*self._groups.values(), *between, *([self._side] if self._side is not None else [])]
 
 
 @lru_cache(maxsize=256)

@@ -7,20 +7,33 @@ kernel, and a network namespace (in which they find each other's door). Whether 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, cast, get_args
 
 Carrier = Literal["gloo", "shm", "ipc"]
 VARIABLE = "OFFBEAT_CARRIER"
+NAME = "OFFBEAT_HOST"
 
 
 def home() -> str:
-    """The same for two processes that may be able to share memory."""
+    """The same for two processes that may be able to share memory.
+
+    Ranks whose environments give their hosts different names are on different ones: so one machine can stand for two.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
+        return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}/{os.environ.get(NAME, '')}"
     except OSError:
         return f"pid {os.getpid()}"  # a system of another kind: everybody is a host of its own
+
+
+def together(ranks: Sequence[int], homes: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """These ranks by the hosts they are on, in the order of each host's first; ``homes`` are those of all ranks."""
+    found: dict[str, list[int]] = {}
+    for rank in ranks:
+        found.setdefault(homes[rank], []).append(rank)
+    return tuple(map(tuple, found.values()))
 
 
 def wanted() -> Carrier | None:

@@ -143,8 +143,12 @@ class Endpoints:
     def carriers(self) -> set[str]:
         """The ways vectors of this channel, or these shared weights, go between clerks; what lies in shared memory
         is the transport's to tell."""
-        clerks = self._sums is not None or isinstance(self._pairs, SharedWeights)
-        return self._carriers | ({"gloo"} if clerks else set())
+        return self._carriers.union(*(ways.carriers for ways in self._ways))
+
+    @property
+    def has_coded_sums_of_hosts(self) -> bool:
+        """Whether what was coded was not each worker's own."""
+        return self._sums is not None and self._sums.has_coded_sums_of_hosts
 
     def perform(self, effect: Effect[Any], me: Replica) -> object:
         """Answer what needs a clerk or shared weights; refuse what nobody can answer."""
@@ -205,7 +209,8 @@ class Endpoints:
         referee = Referee(channel.rules, nodes.count, me.seed, first_round)
         (connection,) = self._meet_at_hub(lambda: Coordinator(referee), nodes)
         self._channel = channel
-        self._sums = BlockSums(channel, nodes, self._board, Waiter(self._board, self._patience_s), first_round)
+        waiter = Waiter(self._board, self._patience_s)
+        self._sums = BlockSums(channel, nodes, self._board, waiter, first_round, self._transport.homes)
         clerk = Clerk(
             channel,
             x,
@@ -281,7 +286,14 @@ class Endpoints:
             return
         (connection,) = self._meet_at_hub(lambda: Visits(me.size), everyone)
         self._pairs = SharedWeights(
-            effect.x, effect.peers, connection, self._board, self.trace, self._patience_s, self._log
+            effect.x,
+            effect.peers,
+            connection,
+            self._board,
+            self._transport.homes,
+            self.trace,
+            self._patience_s,
+            self._log,
         )
 
     def _meet_at_hub(
@@ -361,6 +373,8 @@ class Endpoints:
             if end is not None:
                 end.close()
         self.lines.close(self._patience_s)
+        for ways in self._ways:
+            ways.let_go(together=True)
         for group in self._groups():
             group.close()
 
@@ -370,6 +384,8 @@ class Endpoints:
             if end is not None:
                 end.abandon()
         self.lines.abandon()
+        for ways in self._ways:
+            ways.let_go(together=False)
         for group in self._groups():
             group.park()
 
@@ -388,5 +404,10 @@ class Endpoints:
         self.lines.release()
         self.others = Nobody()
 
+    @property
+    def _ways(self) -> list[BlockSums | SharedWeights]:
+        """What takes vectors from clerk to clerk."""
+        return [ways for ways in (self._sums, self._pairs) if isinstance(ways, (BlockSums, SharedWeights))]
+
     def _groups(self) -> list[Group]:
-        return [g for end in (self._sums, self._pairs) if end is not None for g in end.groups()]
+        return [group for ways in self._ways for group in ways.groups()]

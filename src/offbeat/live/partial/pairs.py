@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-import torch.distributed as dist
-
+from offbeat.live.carriers import hosts
+from offbeat.live.carriers.sharing import shared
 from offbeat.live.carriers.staging import Staging
+from offbeat.live.carriers.visits import ByMessage, InMemory, VisitWay
 from offbeat.live.partial.link import LOOK_S, Link
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.group import Group
 from offbeat.live.transport.hub import Frame, Letter, Quiet, Word
-from offbeat.live.transport.waiter import Waiter
+from offbeat.live.transport.waiter import Waiter, Work
 from offbeat.method.effects import Ticket
 from offbeat.rounds.seat import Event
 from offbeat.rounds.shared import Retired, SharedVec
@@ -45,7 +46,7 @@ class Visit(Ticket[None]):
 
     __slots__ = ("half", "number", "peer", "sent", "works")
 
-    def __init__(self, number: int, peer: int, sent: Vec, half: Vec, works: list[dist.Work]) -> None:
+    def __init__(self, number: int, peer: int, sent: Vec, half: Vec, works: list[Work]) -> None:
         self.number, self.peer, self.sent, self.half, self.works = number, peer, sent, half, works
 
 
@@ -58,6 +59,7 @@ class SharedWeights:
         peers: tuple[int, ...],
         connection: socket.socket,
         board: Board,
+        homes: Sequence[str],
         trace: Trace,
         patience_s: float,
         log: list[Event] | None = None,
@@ -69,14 +71,15 @@ class SharedWeights:
         self._shared = SharedVec(self._staging.down(x), log)
         self._stood: Vec | None = None
         self._worker, self._visitors = Waiter(board, patience_s), Waiter(board, patience_s)
-        # One group for each pair and direction: visits there and back never share a queue, as two threads serve them.
+        # One way for each pair and direction: visits there and back never share a queue, as two threads serve them.
         # All are made here, by one thread, in one order on all ranks. (Gloo holds the store while it waits for the
         # other side: two threads of one process that make groups at the same time lock both sides for good.)
         mine, waiter = board.rank, self._worker
         pairs = sorted({pair for peer in peers for pair in ((mine, peer), (peer, mine))}, key=lambda p: (sorted(p), p))
-        groups = {pair: self._pair(*pair, waiter) for pair in pairs}
-        self._out = {visited: g for (visitor, visited), g in groups.items() if visitor == mine}
-        self._in = {visitor: g for (visitor, visited), g in groups.items() if visited == mine}
+        like = self._shared.empty()
+        ways = {pair: self._way(*pair, like, homes, waiter) for pair in pairs}
+        self._out = {visited: way for (visitor, visited), way in ways.items() if visitor == mine}
+        self._in = {visitor: way for (visitor, visited), way in ways.items() if visited == mine}
         self._over = False
         self.wire_bytes = 0
         self._link.listen(self._hear)
@@ -92,17 +95,22 @@ class SharedWeights:
         with self._lock:
             number, sent = self._shared.depart()
         half = sent.zeros_like()
-        works: list[dist.Work] = []
+        works: list[Work] = []
         if peer != self._rank:
             self._link.tell(Word.MEET, peer)
-            works = [self._out[peer].broadcast(s, self._rank) for s in sent.parts]
-            works += [self._out[peer].broadcast(h, peer) for h in half.parts]
+            works = self._out[peer].visit(sent, half)
             self.wire_bytes += sent.nbytes
         return Visit(number, peer, sent, half, works)
 
-    def _pair(self, visitor: int, visited: int, waiter: Waiter) -> Group:
-        ranks = (min(visitor, visited), max(visitor, visited))
-        return Group(f"visit-{visitor}-{visited}", ranks, self._board, waiter)
+    def _way(self, visitor: int, visited: int, like: Vec, homes: Sequence[str], waiter: Waiter) -> VisitWay:
+        """Through memory where the two are on one host and others are not. (Where all are on one, and a thread answers
+        for weights all the same, memory is not to be shared.)"""
+        board, pair = self._board, (min(visitor, visited), max(visitor, visited))
+        found = None
+        if len(set(homes)) > 1 and homes[visitor] == homes[visited] and hosts.wanted() in (None, "shm"):
+            name = f"visits/{visitor}-{visited}"
+            found = shared(name, pair, lambda: InMemory(visitor, visited, like, board, waiter), board, waiter)
+        return found or ByMessage(visitor, visited, board, waiter)
 
     def finish(self, visit: Ticket[None]) -> None:
         """Take the other half of the difference out of my weights."""
@@ -166,7 +174,20 @@ class SharedWeights:
     def abandon(self) -> None:
         self._link.abandon(self._visitors.give_up)
 
+    @property
+    def carriers(self) -> set[str]:
+        """The ways visits go."""
+        return {way.carrier for way in self._ways()}
+
     def groups(self) -> list[Group]:
+        return [group for way in self._ways() for group in way.groups()]
+
+    def let_go(self, together: bool) -> None:
+        """Give the memory back that a host's ranks share; ``together``: so do the others now."""
+        for way in self._ways():
+            way.close(together)
+
+    def _ways(self) -> list[VisitWay]:
         return [*self._out.values(), *self._in.values()]
 
     # The thread that answers.
@@ -181,10 +202,9 @@ class SharedWeights:
         return self._over
 
     def _visited(self, visitor: int) -> None:
-        group, theirs = self._in[visitor], self._shared.empty()
-        self._visitors.wait([group.broadcast(t, visitor) for t in theirs.parts], f"rank {visitor}'s weights")
+        way, theirs = self._in[visitor], self._shared.empty()
+        self._visitors.wait(way.receive(theirs), f"rank {visitor}'s weights")
         with self._lock:
             half = self._shared.visited(visitor, theirs)
         self.wire_bytes += half.nbytes
-        works = [group.broadcast(h, self._rank) for h in half.parts]
-        self._visitors.wait(works, f"rank {visitor} to take its half")
+        self._visitors.wait(way.answer(half), f"rank {visitor} to take its half")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
 
 from offbeat.live.carriers.shelves import Shelves
 from offbeat.live.partial.reading import LOOK_S, Answer, Reader
@@ -97,9 +96,6 @@ class Visitor:
         if self._stood is not None:
             self._reader.ask(Word.SHIFT, self._reader.put(x - self._stood))
             self._stood = None
-
-    def groups(self) -> list[Any]:
-        return []
 
     def close(self) -> None:
         self._reader.hang_up(together=True)
