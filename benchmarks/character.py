@@ -8,8 +8,8 @@ The text is the reference that comes with Python (``pydoc_data.topics``), in sma
 One layer of width 32, 32 characters at a time, 8 rows a worker and step: a loss of about 2.0 after 400 steps of four
 workers, and still falling. Live, the loop is a user's own: ``ob.attach``, ``backward()``, ``step()``, ``finish()``;
 what is late is late because the processes share the cores. Simulated, steps take 0.1 s with a log-normal spread of
-10 %, and all-reduce stands for DDP. Seeds decide first weights and batches, alike for all methods; a figure is the mean over
-seeds of loss / DDP's loss with the same seed, with the least and the most.
+10 %, and all-reduce stands for DDP. Seeds decide first weights and batches, alike for all methods; a figure is the mean
+over seeds of loss / DDP's loss with the same seed, with the least and the most.
 
 With several ``--rates`` every method, DDP too, has its own best one, found with seed 0; the figures are of other seeds.
 """

@@ -1,4 +1,4 @@
-"""``offbeat demo``: the main job. Real processes, embedded data, stragglers; DDP against the methods of others and ours."""
+"""``offbeat demo``: the main job. Real processes, embedded data, stragglers; DDP against others' methods and ours."""
 
 from __future__ import annotations
 
