@@ -17,7 +17,9 @@ from offbeat.method import (
     Rules,
     Vec,
     Wait,
+    Window,
     between,
+    checked_window,
     method,
     numbers,
     one_of,
@@ -70,6 +72,7 @@ def decoupled(
     merge: Literal["radial", "direct"] = "radial",
     outer_lr: float = 0.7,
     outer_momentum: float = 0.9,
+    grace: Window = 0.0,
     per_node: int = 1,
 ) -> Body:
     """Let an outer Nesterov step follow those learners who are ready, one fragment of the model after the other.
@@ -82,10 +85,10 @@ def decoupled(
 
     ``every``: a learner's steps from one round to the next; a fragment's turn comes every ``every · fragments`` steps.
     ``fragments``: whole tensors, near-equal in bytes; a model of fewer tensors has one fragment for each. ``quorum``:
-    who must be there, as ``wait`` of ``eager``. ``merge="radial"``: of each tensor, Δ has the mean length of the ways
-    and the direction of the mean of their directions, so that it does not shrink as ways of many learners part;
-    ``"direct"``: their weighted mean. ``per_node=8``: eight consecutive ranks are one learner, and average their
-    gradients in step.
+    who must be there, as ``wait`` of ``eager``, and ``grace`` how long others are waited for then. ``merge="radial"``:
+    of each tensor, Δ has the mean length of the ways and the direction of the mean of their directions, so that it does
+    not shrink as ways of many learners part; ``"direct"``: their weighted mean. ``per_node=8``: eight consecutive ranks
+    are one learner, and average their gradients in step.
 
     *When it helps*: learners far apart, of unequal speed, some of which fail or stall: the others go on, and a slow one
     counts for what it has done.
@@ -93,8 +96,9 @@ def decoupled(
     steps are lost altogether.
     *Suggested settings*: AdamW inside, ``every · fragments`` of 24 to 100; half of the learners or more as the quorum.
     *Departures*: no server: all keep Θ and buf, and apply the same sums in the same order. The paper waits for one
-    learner and then for a grace window; here it is a quorum. Rounds are waited for by those in time, where the paper
-    lets two be under way. All batches count alike, and embeddings are merged as everything else.
+    learner and then for a window of the time that is left until the result is needed; here it is a quorum, and with
+    ``grace="auto"`` a window that follows from when the others usually come. Rounds are waited for by those in time,
+    where the paper lets two be under way. All batches count alike, and embeddings are merged as everything else.
 
     Example: ``ob.decoupled(every=4, fragments=8, quorum="75%")``
     """
@@ -104,7 +108,7 @@ def decoupled(
     one_of("merge", merge, ("radial", "direct"))
     eta = between("outer_lr", outer_lr, 0, float("inf"))
     mu = between("outer_momentum", outer_momentum, 0, 1)
-    how = Rules(needed(quorum), "anew", good_for=1)
+    how = Rules(needed(quorum), "anew", good_for=1, grace=checked_window(grace))
     radial = merge == "radial"
 
     async def body(me: Replica) -> None:

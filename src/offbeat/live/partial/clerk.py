@@ -32,8 +32,9 @@ from offbeat.live.transport import elsewhere
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.hub import Frame, Word
 from offbeat.method.effects import Channel, Got
+from offbeat.rounds.held import NEVER
 from offbeat.rounds.referee import Notice
-from offbeat.rounds.seat import Diary, Freshness, Outcome, Seat
+from offbeat.rounds.seat import THROUGH, Diary, Freshness, Outcome, Seat
 from offbeat.runs.trace import Round, Trace
 from offbeat.tensors.codec import sent_to
 from offbeat.tensors.vector import Vec
@@ -114,12 +115,12 @@ class Clerk:
         self._waited_s += time.monotonic() - start
         return taken
 
-    def through(self) -> bool:
+    def through(self, step: int) -> bool:
         """Whether a deposit now would wait for nothing."""
         self._link.check()
         with self._lock:
-            found = self._seat.may_hand_in
-            self._say("through", found)
+            found = self._seat.is_through(step)
+            self._say(THROUGH, found)
             return found
 
     def finished(self) -> None:
@@ -181,18 +182,24 @@ class Clerk:
                 self._board.check(what)
                 if time.monotonic() - start > self._patience_s:
                     raise self._board.gave_up(self._patience_s, what)
+        # The last of us to be counted was told of every round that the others have started.
+        results = agree_on_largest(started := self._back())
+        if self._channel.rules.pool is not None:  # of which each has its own number; now nobody can start another
+            started = self._back()
+        with self._lock:
+            self._wait_for(results if self._channel.rules.pool is None else started)
+            taken, began = self._up(self._seat.catch_up(results)), self._seat.began()
+        apply(taken)
+        self._tell(began)
+
+    def _back(self) -> int:
+        """Say that I will take steps again; how many rounds have started that I have a part in."""
         self._tell(self._seat.back())
         with self._lock:
             self._wait_until(lambda: self._counted is not None, "the number of rounds")
             assert self._counted is not None
             started, self._counted = self._counted, None
-        # The last of us to be counted was told of every round that the others have started.
-        results = agree_on_largest(started)
-        with self._lock:
-            self._wait_for(results)
-            taken, began = self._up(self._seat.catch_up(results)), self._seat.began()
-        apply(taken)
-        self._tell(began)
+        return started
 
     def _next(self) -> Got | None:
         got = self._seat.next()
@@ -256,7 +263,7 @@ class Clerk:
         """Until so many results are there. Holds the lock on entry and on return, gives it up while waiting."""
         if self._seat.results < results:
             self._waits_since.setdefault(results - 1, time.monotonic())
-            with elsewhere.wanting(self._board.name, results):
+            with elsewhere.wanting(self._board.name, results if self._channel.rules.pool is None else NEVER):
                 self._wait_until(
                     lambda: self._seat.results >= results, f"round {results - 1} of {self._channel.name!r}"
                 )
@@ -279,7 +286,7 @@ class Clerk:
 
     def _hear(self, frame: Frame) -> bool:
         if frame.word is Word.GO:
-            self._round(frame.a, frame.b, flush=False)
+            self._round(frame.a, frame.b, flush=False, members=tuple(map(int, frame.text.split())))
         elif frame.word is Word.WHERE:
             elsewhere.watch(self._board.name, self._say_where if frame.a else None)
         elif frame.word is Word.STARTED:
@@ -298,13 +305,15 @@ class Clerk:
         where = elsewhere.report(self._board.name, self._worker_of)
         self._link.mention(Word.ELSEWHERE, text=pack(where))
 
-    def _round(self, version: int, started_by: int, flush: bool) -> None:
+    def _round(self, version: int, started_by: int, flush: bool, members: tuple[int, ...] = ()) -> None:
         seat = self._seat
-        ranks = seat.members(version, flush)
+        ranks = members or seat.members(version, flush)
         divisor = seat.divisor(ranks)
         # Powers of two divide exactly, so it does not matter when; on the way into the buffer it costs nothing.
         scale = 1.0 / divisor if seat.rules.of_weights and self._divides_early(divisor) else 1.0
         with self._turn("flush" if flush else "snapshot"):
+            if members and self._telling is not None:
+                self._telling.say_members(members)
             given = seat.snapshot(version, flush, scale)
             buffer = given.value if given.value is not None else seat.tray.memory().zero_()
         assert isinstance(buffer, RoundBuffer)
@@ -335,7 +344,7 @@ class Clerk:
 
     def _record(self, version: int, started_by: int, shares: Mapping[int, Freshness]) -> None:
         now = time.monotonic()
-        waited = {self._rank: now - self._waits_since.pop(version, now)}
+        waited = {self._rank: now - self._waits_since.pop(self._seat.results - 1, now)}
         if self._trace.keep_rounds:
             self._trace.rounds.append(Round.among(self._nodes, version, started_by, shares, waited, now))
 

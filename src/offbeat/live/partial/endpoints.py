@@ -165,7 +165,7 @@ class Endpoints:
             case Offer():
                 return self.clerk.offer(effect.x, effect.t)
             case Through():
-                return self.clerk.through()
+                return self.clerk.through(effect.t)
             case Rest():
                 return self.rest(effect.x)
             case Share():

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 
 from offbeat.live.partial.clerk import Apply, Clerk
 from offbeat.live.partial.pairs import SharedWeights, Visit
-from offbeat.live.partial.telling import OVER, PART, Orders
+from offbeat.live.partial.telling import MEMBERS, OVER, PART, Orders
 from offbeat.method.effects import Got, Ticket
 from offbeat.rounds.referee import Notice
-from offbeat.rounds.seat import Freshness
+from offbeat.rounds.seat import THROUGH, Freshness
 from offbeat.tensors.vector import Vec
 
 
@@ -38,8 +38,8 @@ class FollowingClerk(Clerk):
         with self._orders.turn("take"):
             return self._up(self._seat.take(step))
 
-    def through(self) -> bool:
-        return bool(self._orders.answer("through"))
+    def through(self, step: int) -> bool:
+        return bool(self._orders.answer(THROUGH))
 
     def finished(self) -> None:
         if not self._seat.has_finished:
@@ -86,9 +86,14 @@ class FollowingClerk(Clerk):
         """Rounds are told of by leaders."""
 
     def _follow(self) -> None:
-        while (event := self._orders.upcoming("snapshot", "flush")) is not None:
+        members: tuple[int, ...] = ()
+        while (event := self._orders.upcoming(MEMBERS, "snapshot", "flush")) is not None:
             what, version = event
-            self._round(version, -1, what == "flush")
+            if what == MEMBERS:
+                members = self._orders.members()
+            else:
+                self._round(version, -1, what == "flush", members)
+                members = ()
 
     @contextmanager
     def _turn(self, what: str) -> Iterator[None]:

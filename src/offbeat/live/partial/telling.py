@@ -16,10 +16,11 @@ from offbeat.live.partial.link import LOOK_S, Link
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import PeerFailed
 from offbeat.live.transport.hub import Frame, Letter, Quiet, Word
-from offbeat.rounds.seat import Diary, Event
+from offbeat.rounds.seat import THROUGH, Diary, Event
 
 OVER = "over"
 PART = "take part"
+MEMBERS = "members"
 LEADER = "the first shard of this island"
 
 
@@ -45,11 +46,16 @@ class Telling:
     def append(self, event: Event, /) -> None:
         if self._log is not None:
             self._log.append(event)
-        self.say(*event)
+        if event[0] != THROUGH:  # written down only where it was so; the others need every answer
+            self.say(*event)
 
     def say(self, what: str, number: int = 0) -> None:
         """Something that is not the seat's, and on no record."""
         self._link.send(Frame(Word.EVENT, 0, number, text=what))
+
+    def say_members(self, members: tuple[int, ...]) -> None:
+        """Who is in the round whose snapshot comes next, where the referee has named them."""
+        self.say(f"{MEMBERS}:{' '.join(map(str, members))}")
 
     def close(self) -> None:
         self._link.close()
@@ -68,13 +74,17 @@ class Orders:
     def __init__(self, link: Link, board: Board, patience_s: float) -> None:
         self._link, self._board, self._patience_s = link, board, patience_s
         self._told = deque[Event]()
+        self._members = deque[tuple[int, ...]]()  # of the rounds of which members have been told
         self._over = False
         self.waited_s = 0.0
 
     def hear(self, frame: Frame) -> bool:
         """The listener's: one more. Answers whether it was the last."""
+        what, _, members = frame.text.partition(":")
         with self._link.lock:
-            self._told.append((frame.text, frame.a))
+            if what == MEMBERS:
+                self._members.append(tuple(map(int, members.split())))
+            self._told.append((what, frame.a))
             self._over = frame.text == OVER
             self._link.lock.notify_all()
         return self._over
@@ -125,6 +135,11 @@ class Orders:
                     return None
                 self.look()
             return self._told[0]
+
+    def members(self) -> tuple[int, ...]:
+        """Those of the next round, who are next to be told."""
+        with self.other_turn(MEMBERS):
+            return self._members.popleft()
 
     @contextmanager
     def other_turn(self, what: str) -> Iterator[None]:
