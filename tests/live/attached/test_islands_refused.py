@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -90,6 +91,7 @@ def stepped_after_assigning() -> str:
             assert isinstance(p, DTensor)
             p._local_tensor = p._local_tensor.clone()
     said = attempt(optimizer.step)
+    dist.barrier()  # nobody leaves before all have come to it
     optimizer._run.abandon(said)
     return said
 
