@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from offbeat.rounds.place import Place
 from offbeat.rounds.referee import Notice, Say
@@ -89,6 +89,12 @@ THROUGH = "through"  # written down by whoever looks: where the seats are kept a
 Event = tuple[str, int]  # what happened at a seat, and the step or round it was about
 
 
+class Diary(Protocol):
+    """Where events are written down: a list, or whoever does the same after us."""
+
+    def append(self, event: Event, /) -> None: ...
+
+
 class Seat:
     """A worker's seat. ``rank`` is its node's: where every worker is a node of its own, its own.
 
@@ -107,7 +113,7 @@ class Seat:
         first_round: int = 0,
         first_step: int = 0,
         new: Callable[[], Vec] | None = None,
-        log: list[Event] | None = None,
+        log: Diary | None = None,
     ) -> None:
         self.rules, self._whom, self._nodes, self.rank, self.size = rules, whom, nodes, rank, nodes.count
         self.tray = Tray(rules.absent, new)

@@ -121,7 +121,7 @@ def decoupled(
             w, lengths = float(mem.steps[p]), []
             for k, (Theta, theta_m) in enumerate(zip(theta[p], x[p], strict=True)):
                 v = Theta - theta_m
-                length = norm(v)
+                length = norm(me, v)
                 v.put_into(cut.sent[p][k], w / length if radial and length else w)
                 lengths.append(w * length)
             return cut.message(lengths, w)
@@ -136,7 +136,7 @@ def decoupled(
                 p = got.version % F
                 ways, lengths, W = cut.read(got.value, p)
                 for k, way in enumerate(ways if W else ()):  # nobody's steps weigh anything in time alone
-                    delta = way * (radius(way, lengths[k], W) if radial else 1.0 / W)
+                    delta = way * (radius(norm(me, way), lengths[k], W) if radial else 1.0 / W)
                     buf[p][k].mul_(mu).add_(delta)
                     theta[p][k].add_(delta + buf[p][k] * mu, alpha=-eta)
                 for Theta, theta_m in zip(theta[p], x[p], strict=True):
@@ -170,8 +170,8 @@ class Fragments:
         self._me, x = me, me.x
         every = x.fragments(min(count, max(x.numel, 1))) if not x.parts else me.tensors(x)
         self._phantoms = [v.nbytes for v in every] if not x.parts else []
-        self.tensors = packed([v.nbytes for v in every], count)
-        kinds = [(p.dtype, p.device) for p in x.parts]
+        self.tensors = packed(self._phantoms or me.tensor_bytes(), count)
+        kinds = list(dict.fromkeys((p.dtype, p.device) for p in x.parts))
         self._places: list[list[tuple[int, int, int]]] = []  # of each tensor: which part of the message, from, to
         room = [0] * len(kinds)
         for fragment in self.tensors:
@@ -183,8 +183,8 @@ class Fragments:
             self._places.append(places)
             room = [max(a, b) for a, b in zip(room, ends, strict=True)]
         self._most = max(map(len, self.tensors))
-        self._vectors = Vec([p[:n] for p, n in zip(x.parts, room, strict=True)], max(self._phantoms, default=0))
-        self._vectors = self._vectors.zeros_like()
+        parts = [x.parts[0].new_zeros(n, dtype=d, device=v) for n, (d, v) in zip(room, kinds, strict=True)]
+        self._vectors = Vec(parts, max(self._phantoms, default=0))
         self.like = pack(self._vectors, numbers([0.0] * (self._most + 1), x))
         self.sent = [self._cut(self._vectors, p) for p in range(len(self.tensors))]
 
@@ -220,12 +220,14 @@ def packed(nbytes: list[int], count: int) -> list[list[int]]:
     return [sorted(heap) for heap in heaps]
 
 
-def radius(way: Vec, length: float, W: float) -> float:
-    """What makes Σ w φ(v) as long as Σ w ‖v‖ / Σ w, φ(x) = x/‖x‖. Ways that cancel out but for rounding have none."""
-    resultant = norm(way)
+def radius(resultant: float, length: float, W: float) -> float:
+    """What makes Σ w φ(v), which is so long, as long as Σ w ‖v‖ / Σ w, φ(x) = x/‖x‖.
+
+    Ways that cancel out but for rounding have none.
+    """
     return length / W / resultant if resultant > NOTHING * W else 0.0
 
 
-def norm(v: Vec) -> float:
+def norm(me: Replica, v: Vec) -> float:
     """‖v‖."""
-    return math.sqrt(v.square_norm().item())
+    return math.sqrt(me.square_norm(v).item())

@@ -172,7 +172,7 @@ def self_clocked(
 
 def _follow_spread(me: Replica, mem: SimpleNamespace, mean: Vec) -> None:
     """A longer period while I am near the means I take, a shorter one where I am far from them."""
-    apart, pace = (mean - me.x).square_norm().item(), pacing.Pace(mem.p, mem.C2, mem.samples)
+    apart, pace = me.square_norm(mean - me.x).item(), pacing.Pace(mem.p, mem.C2, mem.samples)
     if mem.samples < MEASURED:
         pace = pacing.sampled(pace, apart, me.lr)
     else:

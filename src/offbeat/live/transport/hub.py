@@ -75,6 +75,8 @@ class Word(IntEnum):
     ANSWER = 31
     WANTED = 32  # nothing, how many results this worker waits for
     NEWEST = 33  # what shared weights have become since they were shown
+    # Inside an island.
+    EVENT = 34  # number; what has happened at the leader's seat, as text
 
 
 class Frame(NamedTuple):
