@@ -163,6 +163,7 @@ def over(hub: Asking) -> None:
     patience_s = time.monotonic() + 5.0
     while hub.pause_s and time.monotonic() < patience_s:
         pass
+    assert hub.pause_s == 0.0
 
 
 def test_at_the_desk_too() -> None:
