@@ -77,5 +77,7 @@ def strategy_of(about: orders.About) -> Strategy:
 def _setting(value: Any) -> Any:
     if isinstance(value, Mapping):
         name = str(value["name"])
+        if name == "inf":
+            return float(name)
         return waiting.rule(name) if name in ("first", "majority") else codec.parse(name)
     return tuple(_setting(one) for one in value) if isinstance(value, list) else value

@@ -113,6 +113,12 @@ def test_compare_has_strategies_of_its_own_choice(tmp_path: Path) -> None:
     assert runs[0]["wire_bytes"] == 8 * 2 * 3 * 4 * 25_600_000  # a ring of 4 sends 2(P − 1)·n in all, each step
 
 
+def test_a_setting_without_end_is_written_as_a_word(tmp_path: Path) -> None:
+    file, line = tmp_path / "run.json", "simulate adaptive:low=0,high=inf --task none --workers 2 --steps 4"
+    assert run(f"{line} --json {file} --report {tmp_path / 'report'}") == 0
+    assert json.loads(file.read_text())["runs"][0]["settings"]["high"] == "inf"
+
+
 def test_a_run_can_end_by_samples_or_by_virtual_time(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     assert run(f"simulate allreduce --task none --workers 2 --samples 10 --json {file}") == 0

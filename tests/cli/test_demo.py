@@ -23,6 +23,7 @@ from offbeat.report.table import Record
 
 live = pytest.mark.live
 
+PAPERS = ("adaptive", "dasgd", "eager", "wagma", "nonblocking")
 HANGS_S = 600.0  # after so long a process is taken to hang
 
 
@@ -34,7 +35,7 @@ def test_the_demo_compares_ddp_with_the_five_papers_and_leaves_a_report(tmp_path
     )
     assert done.returncode == 0, done.stderr
     runs = json.loads((tmp_path / "runs.json").read_text())["runs"]
-    assert [run["strategy"] for run in runs] == ["ddp", "adaptive", "dasgd", "eager", "wagma", "nonblocking"]
+    assert [run["strategy"] for run in runs] == ["ddp", *PAPERS, "self_clocked"]
     assert all(run["workers"] == 2 and run["mode"] == "live" and run["wire_bytes"] > 0 for run in runs)
     settings = "momentum 0.8; eager wait=0.5, wagma merge=correct, nonblocking scale_lr=True."
     assert settings in " ".join(done.stdout.split())
@@ -48,6 +49,8 @@ def test_the_demo_compares_ddp_with_the_five_papers_and_leaves_a_report(tmp_path
         last_s = max(span.end_s for span in recording.trace.spans)
         # Both begin at the common start. After its last step a worker asks once more for work: a moment, as a rule.
         assert 0.2 * recording.record.seconds < last_s <= recording.record.seconds
+    assert sum(story.recordings[-1].wait_s) < 0.2 * sum(story.recordings[0].wait_s), "self_clocked hardly waits"
+    assert sum(one.exchanges for one in story.recordings[-1].record.talking) > 0
     assert [p.value for p in story.recordings[1].trace.series["period"]][:2] == [4, 4]
     assert len(story.recordings[0].trace.rounds) == 12
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "runs": {"basics", "topology"},
     "tasks": {"basics"},
     "rounds": {"basics", "tensors", "topology"},
-    "method": {"basics", "tensors", "topology", "rounds"},
+    "method": {"basics", "tensors", "topology", "rounds", "runs"},
     "strategies": {"method"},  # the room that methods are written from
     "sim": WORLD,
     "live": WORLD,

@@ -88,6 +88,20 @@ def test_waiting_in_collectives_of_others_is_kept_and_told_on_the_page_and_in_wo
     assert said in (tmp_path / "kept" / "report.html").read_text()
 
 
+def test_how_workers_talked_is_kept_and_told_on_the_page_and_in_words(tmp_path: Path, capsys: Captured) -> None:
+    line = "simulate self_clocked --task none --workers 4 --steps 20 --delay 'rank 2 100ms'"
+    assert run(f"{line} --report {tmp_path}/kept --json {tmp_path}/run.json") == 0
+    capsys.readouterr()
+    (kept,) = folder.read(tmp_path / "kept").recordings
+    assert [one.exchanges for one in kept.record.talking] == [10] * 4
+    assert json.loads((tmp_path / "run.json").read_text())["runs"][0]["talking"][0]["exchanges"] == 10
+    assert run(f"report {tmp_path}/kept") == 0
+    words, page = " ".join(capsys.readouterr().out.split()), (tmp_path / "kept/report.html").read_text()
+    for said in ("They talked 40 times, once in 2.0 steps", "100% of it for rank 2."):
+        assert said in words
+        assert said in page
+
+
 def test_the_page_of_4_workers_and_2000_steps_stays_under_10_MB(tmp_path: Path) -> None:
     place = tmp_path / "long"
     assert run(f"simulate allreduce --task none --workers 4 --steps 2000 --delay '1 rank 50ms' --report {place}") == 0

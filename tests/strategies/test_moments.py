@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +15,8 @@ from torch import Tensor, nn
 
 import offbeat as ob
 from offbeat.method import Replica, Vec
-from offbeat.method.moments import Moments
+from offbeat.method.moments import Moments, as_of_the_mean
+from offbeat.strategies import STRATEGIES
 from tests.support.formulas import HEAVY, close, final
 
 Optimizer = Callable[[Any], torch.optim.Optimizer]
@@ -68,6 +71,34 @@ def test_after_every_average_all_optimisers_remember_the_same(make: Any, period:
         states = held(make(period, moments="1/1"), ADAM, averages * period)
         assert equal(states, "exp_avg")
         assert equal(states, "exp_avg_sq")
+
+
+IN_STEP: dict[str, Callable[..., ob.Strategy]] = {
+    "local_sgd": partial(ob.local_sgd, 1),
+    "adaptive": partial(steady, 1),
+    "dasgd": partial(ob.dasgd, 1, 0),
+    "diloco": partial(ob.diloco, 1),
+    "sparseloco": partial(ob.sparseloco, 1),
+    "noloco": partial(ob.noloco, 1),
+    "dpsgd": ob.dpsgd,
+    "matcha": partial(ob.matcha, budget=1.0),
+    "sgp": ob.sgp,
+}
+
+
+@pytest.mark.parametrize("name", IN_STEP)
+def test_of_two_workers_whose_moments_mix_in_every_step_both_remember_the_same(name: str) -> None:
+    """Whatever the graph, of two workers each hears the other; what is mixed is half and half."""
+    for moment in ("exp_avg", "exp_avg_sq"):
+        apart, together = (held(IN_STEP[name](moments=m), ADAM, 3, workers=2) for m in (None, "1/1"))
+        assert not torch.allclose(apart[0][moment], apart[1][moment])
+        close(together[0][moment], together[1][moment])
+
+
+def test_every_method_that_averages_weights_in_step_has_the_setting() -> None:
+    """In partial rounds it could not be right: see DESIGN.md."""
+    with_it = {name for name, one in STRATEGIES.items() if "moments" in inspect.signature(one.make).parameters}
+    assert with_it == {*IN_STEP}
 
 
 def test_of_linear_momentum_the_weights_take_no_notice_when_they_are_averaged_every_step() -> None:
@@ -184,3 +215,34 @@ def test_what_cannot_be_understood_gets_a_sentence() -> None:
     for moments, sentence in wrong.items():
         with pytest.raises(ValueError, match=sentence):
             ob.local_sgd(moments=moments)
+
+
+def test_for_one_step_adam_divides_by_the_squares_of_the_mean_and_then_remembers_its_own() -> None:
+    """Beside a plain Adam with the same gradients: the same moments, and other steps."""
+    n, lr, eps = 4, 0.1, 1e-8
+    own, other = nn.Parameter(torch.zeros(6).double()), nn.Parameter(torch.zeros(6).double())
+    plain, mended = torch.optim.Adam([own], lr=lr), torch.optim.Adam([other], lr=lr)
+    for step in range(1, 6):
+        own.grad = torch.randn(6, generator=torch.Generator().manual_seed(step)).double()
+        other.grad, before = own.grad.clone(), other.detach().clone()
+        if step > 1:
+            m, v = (plain.state[own][name].clone() for name in ("exp_avg", "exp_avg_sq"))
+        plain.step()
+        with as_of_the_mean(n, mended.param_groups, mended.state):
+            mended.step()
+        for name in ("exp_avg", "exp_avg_sq"):
+            close(mended.state[other][name], plain.state[own][name])
+        if step > 1:
+            m_hat, v_hat = m / (1 - 0.9 ** (step - 1)), v / (1 - 0.999 ** (step - 1))
+            of_mean = torch.where(v_hat > m_hat**2, m_hat**2 + (v_hat - m_hat**2) / n, v_hat)
+            v_used = 0.999 * of_mean * (1 - 0.999 ** (step - 1)) + 0.001 * own.grad**2
+            wanted = plain.state[own]["exp_avg"] / (1 - 0.9**step) / ((v_used / (1 - 0.999**step)).sqrt() + eps)
+            close(other.detach() - before, -lr * wanted)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_one_worker_alone_and_optimisers_without_squares_take_no_notice(name: str) -> None:
+    optimizer, _, _ = OPTIMIZERS[name]
+    for workers in (1, 2) if name != "AdamW" else (1,):
+        runs = [final(ob.self_clocked(squares=n), workers, task=task(optimizer)).final for n in (1, 4)]
+        assert torch.equal(*runs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ STRATEGIES = (
     ob.nonblocking(4, over="server"),
     ob.nonblocking(4, over="ring"),
     ob.local_sgd(3),
+    ob.adaptive(low=0.0, high=math.inf),
     ob.local_sgd(4, pace="speed"),
     ob.local_sgd(3, pace="speed", codec=ob.codec.qsgd(8)),
     ob.diloco(4, pace="speed"),

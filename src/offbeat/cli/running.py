@@ -252,4 +252,5 @@ def record_of(run: Run | LiveRun, strategy: Strategy, scene: Scene) -> Record:
         settings=plain_settings(strategy.settings),
         carriers=run.carriers if isinstance(run, LiveRun) else (),
         foreign=run.foreign if isinstance(run, LiveRun) else (),
+        talking=run.talking,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -64,6 +65,8 @@ def plain(value: object) -> object:
         return value.name
     if isinstance(value, (tuple, list)):
         return [plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no infinity
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 

@@ -2,7 +2,7 @@
 
 * **the method**: `method` makes one of a function and its `Paper` (with `Axes`); `Facts` say what runtimes may rely on;
   a `Strategy` is a method with its settings, a `Body` its coroutine, a `Card` what is told of it
-* **one worker**: `Replica`, what a body calls ``me``, and what it has `Reported`
+* **one worker**: `Replica`, what a body calls ``me``, and what it has `Reported` (with how it has been `Talking`)
 * **requests**: `Grad`, `GradMix`, `Mix`, `Begin`, `Finish`; partial rounds: `Channel`, `Open`, `Got`, with `Rules`;
   micro-batches: `Batch`, `Done`, with a `Stop`; shared weights: `Share`, `Meet`, `Add`, `Retire`; one's own time:
   `Spent`. ``me.steps()`` asks `Next` for a `Turn`; a channel's ``mix``, ``through`` and ``rest`` are `Offer`, `Through`
@@ -54,6 +54,7 @@ from offbeat.rounds.grace import Window, checked_window
 from offbeat.rounds.micro import Stop, Weighting
 from offbeat.rounds.rules import Absent, CatchUp, Rules
 from offbeat.rounds.waiting import Wait
+from offbeat.runs.talking import Talking
 from offbeat.tensors import codec
 from offbeat.tensors.codec import Codec, sent_to
 from offbeat.tensors.stretches import nothing_lost
@@ -97,6 +98,7 @@ __all__ = [
     "Spent",
     "Stop",
     "Strategy",
+    "Talking",
     "Through",
     "Ticket",
     "Turn",

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from offbeat.runs.talking import Talking
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -32,9 +34,11 @@ class Reported:
     """What a method has told last (``me.report``); a checkpoint holds it.
 
     ``period``: the steps from one average to the next, where it changes. ``micro_batches``: into how many a worker cuts
-    its next batch. ``samples_used``: how many samples each worker has contributed, where batches are cut.
+    its next batch. ``samples_used``: how many samples each worker has contributed, where batches are cut. ``talking``:
+    how often this worker has talked, where it decides by itself when to.
     """
 
     period: int | None = None
     micro_batches: int = 1
     samples_used: tuple[int, ...] = ()
+    talking: Talking | None = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
@@ -48,6 +49,39 @@ class Moments:
         for own, piece in zip(self._own, pieces, strict=False):
             if own is not None:
                 own.copy_(piece.view_as(own))
+
+
+@contextmanager
+def as_of_the_mean(
+    workers: int, groups: Sequence[Mapping[str, Any]], states: Mapping[Any, Mapping[str, Any]]
+) -> Iterator[None]:
+    """For one step, let Adam divide by the squares of the mean of so many workers' gradients, not of its own.
+
+    Of its own gradients it knows the mean m and the mean square v, so their variance is v − m², and that of a mean of n
+    of them is an n-th of it: m² + (v − m²)/n. Both corrected as Adam does. What the optimiser remembers stays its own:
+    v is linear in what it was before, so what was taken from it is put back afterwards.
+    """
+    taken: list[tuple[list[Tensor], list[Tensor], float]] = []
+    if workers > 1:
+        for group in groups:
+            of = [state for p in group.get("params", ()) if "exp_avg_sq" in (state := states.get(p, {}))]
+            if not of or "betas" not in group:
+                continue
+            beta1, beta2 = group["betas"]
+            step = of[0]["step"]
+            step = step.double() if isinstance(step, Tensor) else step
+            scale = (1 - beta2**step) / (1 - beta1**step) ** 2
+            squares = [state["exp_avg_sq"] for state in of]
+            means = torch._foreach_pow([state["exp_avg"] for state in of], 2)
+            torch._foreach_mul_(means, scale)
+            noise = torch._foreach_sub(squares, means)
+            torch._foreach_clamp_min_(noise, 0.0)
+            torch._foreach_mul_(noise, 1 - 1 / workers)
+            torch._foreach_sub_(squares, noise)
+            taken.append((squares, list(noise), float(beta2)))
+    yield
+    for own, less, decay in taken:
+        torch._foreach_add_(own, less, alpha=decay)
 
 
 def _found(state: Mapping[str, Any], order: int) -> Tensor | None:

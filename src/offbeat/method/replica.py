@@ -11,7 +11,8 @@ from torch import Tensor
 
 from offbeat.method.effects import Next, Turn
 from offbeat.method.facts import Reported
-from offbeat.method.moments import Moments
+from offbeat.method.moments import Moments, as_of_the_mean
+from offbeat.runs.talking import Talking
 from offbeat.tensors.layout import Slot
 from offbeat.tensors.vector import Vec, pack
 from offbeat.topology.hierarchy import Nodes
@@ -63,21 +64,24 @@ class Replica:
         groups = self._groups()
         return float(groups[0]["lr"]) if groups else 0.0
 
-    def step(self, g: Vec | None, lr_scale: float = 1.0) -> None:
+    def step(self, g: Vec | None, lr_scale: float = 1.0, mean_of: int = 1) -> None:
         """Let the inner optimiser take a step with gradient ``g``; without one, nothing moves (momentum neither).
 
-        ``lr_scale`` multiplies the learning rate for this step.
+        ``lr_scale`` multiplies the learning rate for this step. ``mean_of``: Adam divides by the squares that the mean
+        of so many workers' gradients has (`offbeat.method.moments.as_of_the_mean`).
         """
         if g is None:
             return
+        groups = self._groups()
         if lr_scale == 1.0:
-            self._update(g)
+            with as_of_the_mean(mean_of, groups, self._states()):
+                self._update(g)
         else:
-            groups = self._groups()
             rates = [group["lr"] for group in groups]
             for group in groups:
                 group["lr"] = group["lr"] * lr_scale
-            self._update(g)
+            with as_of_the_mean(mean_of, groups, self._states()):
+                self._update(g)
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate
         self._after()
@@ -135,6 +139,7 @@ class Replica:
         period: int | None = None,
         micro_batches: int | None = None,
         samples_used: Sequence[int] | None = None,
+        talking: Talking | None = None,
     ) -> None:
         """Tell whoever looks how the run goes (``Reported``); what is left out stays as it was told last."""
         told = self.reported
@@ -143,6 +148,7 @@ class Replica:
             period=told.period if period is None else period,
             micro_batches=told.micro_batches if micro_batches is None else micro_batches,
             samples_used=told.samples_used if samples_used is None else tuple(samples_used),
+            talking=told.talking if talking is None else talking,
         )
 
 

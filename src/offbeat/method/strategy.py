@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import math
 import numbers
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -127,6 +128,8 @@ def _made(make: Callable[..., Strategy], settings: Mapping[str, object]) -> Stra
 
 
 def _plain(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"name": str(value)}  # JSON has no infinity
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return [_plain(one) for one in value] if isinstance(value, tuple) else {"name": _shown(value)}

@@ -18,6 +18,7 @@ from typing import Any
 from offbeat.basics.version import __version__
 from offbeat.report.table import Record
 from offbeat.runs.foreign import ForeignWait
+from offbeat.runs.talking import Talking
 from offbeat.runs.trace import DOINGS, Point, Round, Span, Trace
 
 FORMAT = 1
@@ -253,7 +254,8 @@ def _record(plain: Mapping[str, Any]) -> Record:
         known = {name: math.nan if name in ("loss", "train_loss") and v is None else v for name, v in known.items()}
     carriers = tuple(map(str, known.get("carriers", ())))
     foreign = tuple(ForeignWait(**one) for one in known.get("foreign", ()))
-    record = Record(**{**known, "carriers": carriers, "foreign": foreign})
+    talking = tuple(Talking(**one) for one in known.get("talking", ()))
+    record = Record(**{**known, "carriers": carriers, "foreign": foreign, "talking": talking})
     for name in ("workers", "steps", "seconds", "wait_fraction", "wire_bytes"):
         if not isinstance(getattr(record, name), (int, float)):
             raise TypeError(f"{name} is {getattr(record, name)!r}")

@@ -12,6 +12,7 @@ from offbeat.report import charts
 from offbeat.report.folder import Recording, Story
 from offbeat.report.table import cells, header
 from offbeat.report.timeline import lanes
+from offbeat.runs import talking
 from offbeat.runs.foreign import told
 from offbeat.runs.slowness import in_words
 
@@ -71,7 +72,9 @@ def words(run: Recording) -> list[str]:
     workers, foreign = run.record.workers, run.record.foreign
     wait_s = run.wait_s or run.trace.wait_s(workers)
     all_s = sum(wait_s) + sum(one.seconds for one in foreign)
-    return [*in_words(run.trace.busy_s(workers), wait_s), *told(foreign, all_s, workers * run.record.steps, workers)]
+    busy_s = run.trace.busy_s(workers)
+    elsewhere = told(foreign, all_s, workers * run.record.steps, workers)
+    return [*in_words(busy_s, wait_s), *talking.told(run.record.talking, busy_s), *elsewhere]
 
 
 def _body(story: Story, shown: set[str], timeline: bool) -> str:

@@ -12,8 +12,11 @@ from rich.text import Text
 
 from offbeat.basics.units import format_bytes
 from offbeat.runs.foreign import ForeignWait
+from offbeat.runs.talking import Talking
 
 __all__ = ["Record", "cells", "header", "runs_table"]
+
+LEFT_OUT = ("label", "carriers", "foreign", "talking")  # in JSON, where there is none
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,11 @@ class Record:
     settings: Mapping[str, object] = field(default_factory=dict)
     carriers: tuple[str, ...] = ()  # the ways the vectors of a live run went
     foreign: tuple[ForeignWait, ...] = ()  # waiting in collectives of others, over all workers
+    talking: tuple[Talking, ...] = ()  # of each worker, where it decides by itself when to talk
 
     def json(self) -> dict[str, object]:
         """As JSON takes it: a loss that is not a number any more becomes null, and ``diverged`` says why."""
-        plain = {name: value for name, value in vars(self).items() if name not in ("label", "carriers", "foreign")}
+        plain = {name: value for name, value in vars(self).items() if name not in LEFT_OUT}
         numbers = ("seconds", "wait_fraction", "loss", "accuracy", "train_loss")
         return {
             **plain,
@@ -52,6 +56,7 @@ class Record:
             "settings": dict(self.settings),
             **({"carriers": list(self.carriers)} if self.carriers else {}),
             **({"foreign": [asdict(one) for one in self.foreign]} if self.foreign else {}),
+            **({"talking": [asdict(one) for one in self.talking]} if self.talking else {}),
             "diverged": any(plain[n] is not None and _finite(plain[n]) is None for n in ("loss", "train_loss")),
         }
 

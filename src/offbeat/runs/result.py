@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from offbeat.runs.foreign import ForeignWait
 from offbeat.runs.order import Order
 from offbeat.runs.slowness import in_words
+from offbeat.runs.talking import Talking, told
 from offbeat.runs.trace import Trace
 
 
@@ -23,7 +24,7 @@ class Result:
     ``final`` (parameters): what every worker holds after the ending. ``losses``: the training loss of each step,
     averaged over the workers. ``wait_s``, ``finished_s``: per worker, the ending not counted. ``gradients``: how many
     each worker took. ``wire_bytes``: sent by all workers while training. ``metrics``: the task's ``evaluate`` of the
-    final model. ``trace``: what happened when.
+    final model. ``trace``: what happened when. ``talking``: how often each worker talked, where it decides by itself.
     """
 
     strategy: str
@@ -38,6 +39,7 @@ class Result:
     losses: Tensor
     metrics: Mapping[str, float] = field(default_factory=dict)
     trace: Trace = field(default_factory=Trace)
+    talking: tuple[Talking, ...] = ()
 
     @property
     def wait_fraction(self) -> float:
@@ -54,7 +56,8 @@ class Result:
         """Which workers were waited for, and which are always slow, in sentences; of a run that kept its timeline."""
         if not self.trace.keep_spans:
             raise ValueError("this run kept no timeline to tell who was slow; simulate with spans=True")
-        return " ".join(in_words(self.trace.busy_s(self.workers), self.trace.wait_s(self.workers)))
+        busy_s = self.trace.busy_s(self.workers)
+        return " ".join([*in_words(busy_s, self.trace.wait_s(self.workers)), *told(self.talking, busy_s)])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,6 +72,15 @@ def late_workers(busy_s: Sequence[Sequence[float]], wait_s: Sequence[float]) -> 
     return sorted(found, key=lambda late: -late.waited_for_s)
 
 
+def would_have_waited(busy_s: Sequence[Sequence[float]]) -> list[float]:
+    """For each worker, how long the others together would have waited for it if all had taken every step in step."""
+    waited_for = [0.0] * len(busy_s)
+    for step in zip(*busy_s, strict=False):
+        longest = max(step)
+        waited_for[step.index(longest)] += sum(longest - own for own in step)
+    return waited_for
+
+
 def in_words(busy_s: Sequence[Sequence[float]], wait_s: Sequence[float]) -> list[str]:
     """The answer as sentences, the most important first."""
     workers = len(busy_s)

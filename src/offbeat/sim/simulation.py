@@ -195,6 +195,7 @@ def _run(
             final=_flat(replicas[0].x),
             losses=fleet.losses() if fleet else torch.zeros(0, dtype=torch.float64),
             trace=trace,
+            talking=tuple(me.reported.talking for me in replicas if me.reported.talking is not None),
             model=model,
             metrics=_evaluated(task, model, seed) if task is not None and model is not None else {},
         )

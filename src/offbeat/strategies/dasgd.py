@@ -20,6 +20,7 @@ from offbeat.method import (
     whole,
 )
 from offbeat.strategies.averaging import Underway
+from offbeat.strategies.desloc import MomentsToo, every
 
 PAPER = Paper(
     name="dasgd",
@@ -50,6 +51,7 @@ def dasgd(
     xi: float = 0.25,
     merge: Literal["paper", "correct"] = "paper",
     codec: Codec | None = None,
+    moments: int | str | None = None,
 ) -> Body:
     """Average the weights of all in the background, and blend the result in d steps later.
 
@@ -58,7 +60,8 @@ def dasgd(
     does: none, if d steps last longer than it.
 
     ``period``: τ. ``delay``: d, below τ (0: at once). ``merge="paper"``: w ← ξ·w + (1 − ξ)·A; ``"correct"``: w ← w + A
-    − what I had sent, which loses nothing and needs no ``xi`` (this is CoCoD-SGD's rule).
+    − what I had sent, which loses nothing and needs no ``xi`` (this is CoCoD-SGD's rule). ``moments``: as in
+    ``local_sgd``; their average is not hidden.
 
     *When it helps*: a network whose average takes about d steps; steps that are a little uneven.
     *When it hurts*: the paper's blend throws away (1 − ξ) of what was learned during the delay; the mean of all workers
@@ -79,12 +82,12 @@ def dasgd(
             f"use a delay of 0 to {period - 1}"
         )
     one_of("merge", merge, ("paper", "correct"))
-    tau, d = period, delay
+    tau, d, K = period, delay, every(moments)
 
     async def body(me: Replica) -> None:
         w, everyone, Q = me.x, topology.everyone(me.size), sent_to(codec, me.size - 1)
         mem = me.recall(A=w.clone() if Q else None)  # the last average: the same on all, so codecs start from it
-        average = Underway(me, everyone(0), Q)
+        average, moments_too = Underway(me, everyone(0), Q), MomentsToo(me, K)
         await average.resume()
 
         async def blend() -> None:
@@ -95,6 +98,7 @@ def dasgd(
                 w.add_(sent.mul_(-1.0).add_(mixed))  # nobody needs it any more
             else:
                 w.mul_(xi).add_(A, alpha=1 - xi)
+            await moments_too.averaged(everyone(0))
 
         async for k in me.steps():
             me.step(await Grad())

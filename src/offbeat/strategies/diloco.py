@@ -5,6 +5,7 @@ from __future__ import annotations
 from offbeat.method import Axes, Body, Codec, Facts, Grad, Paper, Replica, between, method, one_of, topology, whole
 from offbeat.strategies.averaging import Underway
 from offbeat.strategies.by_speed import PACES, Pace, by_speed
+from offbeat.strategies.desloc import MomentsToo, every
 
 PAPER = Paper(
     name="diloco",
@@ -45,6 +46,7 @@ def diloco(
     merge: float = 0.0,
     codec: Codec | None = None,
     pace: Pace = "equal",
+    moments: int | str | None = None,
 ) -> Body:
     """Take hundreds of steps alone, then let an outer Nesterov step follow the workers' mean way.
 
@@ -57,7 +59,8 @@ def diloco(
     training goes on meanwhile; ``merge`` α is the weight that one's own copy keeps, θ_i ← (1 − α)·θ + α·θ_i.
 
     ``pace="speed"``: a worker takes as many of the H steps as it manages while the fastest takes all of them, and its
-    way counts by them, as in ``local_sgd``.
+    way counts by them, as in ``local_sgd``. ``moments``: as there, counted in outer steps; their average is waited for,
+    also with overlap.
 
     *When it helps*: clusters far apart, or a network so thin that an average every few steps is out of the question.
     *When it hurts*: early in training, and with H so large that the workers part; plain SGD without momentum gains
@@ -87,7 +90,7 @@ def diloco(
             f"pace='speed' sends the whole model when a worker is through its steps, not {fragments} fragments with an "
             f"overlap of {overlap}; use fragments=1 and overlap=0, or pace='equal'"
         )
-    n = period // fragments
+    n, K = period // fragments, every(moments)
     if overlap >= n:
         raise ValueError(
             f"an overlap of {overlap} steps does not fit the {n} steps between two fragments; "
@@ -101,7 +104,8 @@ def diloco(
     async def body(me: Replica) -> None:
         mem = me.recall(theta=me.x.clone(), buf=me.x.zeros_like())
         x, theta, buf = (v.fragments(fragments) for v in (me.x, mem.theta, mem.buf))
-        average = Underway(me, topology.everyone(me.size)(0), codec)
+        everyone = topology.everyone(me.size)(0)
+        average, moments_too = Underway(me, everyone, codec), MomentsToo(me, K)
         await average.resume()
 
         async def outer_step(f: int) -> None:
@@ -109,6 +113,7 @@ def diloco(
             buf[f].mul_(mu).add_(delta)
             theta[f].add_(delta + buf[f] * mu, alpha=-eta)
             x[f].copy_(theta[f] if alpha == 0 else theta[f] * (1 - alpha) + x[f] * alpha)
+            await moments_too.averaged(everyone)
 
         async def averaged(weight: float) -> None:
             delta = theta[0] - x[0]

@@ -8,6 +8,7 @@ from typing import Literal
 from offbeat.method import Axes, Begin, Body, Codec, Edge, Finish, Grad, Paper, Replica, method, one_of, topology
 from offbeat.strategies.averaging import Gossip, named
 from offbeat.strategies.common import sends_all
+from offbeat.strategies.desloc import MomentsToo, every
 
 PAPER = Paper(
     name="dpsgd",
@@ -30,7 +31,10 @@ PAPER = Paper(
 
 @method(PAPER)
 def dpsgd(
-    graph: str | Iterable[Edge] = "ring", order: Literal["cta", "atc"] = "cta", codec: Codec | None = None
+    graph: str | Iterable[Edge] = "ring",
+    order: Literal["cta", "atc"] = "cta",
+    codec: Codec | None = None,
+    moments: int | str | None = None,
 ) -> Body:
     """Average the weights with the neighbours on a graph, every step, hidden behind the gradient.
 
@@ -39,7 +43,7 @@ def dpsgd(
     combine) the gradient step comes first and the mix follows: x_{k+1} = W (x_k − γ g), which contracts better but is
     not hidden. Nobody ever talks to all.
 
-    ``graph``: a name, or a list of edges between ranks.
+    ``graph``: a name, or a list of edges between ranks. ``moments``: as in ``local_sgd``, but mixed along the graph.
 
     *When it helps*: many workers and a network with a high latency or no good all-reduce; each sends to few others.
     *When it hurts*: on a large ring, news travel slowly and the replicas drift apart; a slow worker still holds up its
@@ -53,9 +57,10 @@ def dpsgd(
     graph = named(graph)
     sends_all(codec)
     one_of("order", order, ("cta", "atc"))
+    K = every(moments)
 
     async def body(me: Replica) -> None:
-        x, W, gossip = me.x, topology.graph(graph, me.size), Gossip(codec)
+        x, W, gossip, moments_too = me.x, topology.graph(graph, me.size), Gossip(codec), MomentsToo(me, K)
         async for k in me.steps():
             if order == "cta":
                 ticket = await Begin(gossip.ask(x, W(k)))
@@ -65,5 +70,6 @@ def dpsgd(
             else:
                 me.step(await Grad())
                 gossip.apply(x, await gossip.ask(x, W(k)))
+            await moments_too.averaged(W(k))
 
     return body

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from offbeat.method import Axes, Body, Codec, Edge, Grad, Paper, Replica, between, matchings, method, topology
 from offbeat.strategies.averaging import Gossip, named
 from offbeat.strategies.common import sends_all
+from offbeat.strategies.desloc import MomentsToo, every
 
 PAPER = Paper(
     name="matcha",
@@ -27,7 +28,12 @@ PAPER = Paper(
 
 
 @method(PAPER)
-def matcha(graph: str | Iterable[Edge] = "ring", budget: float = 0.5, codec: Codec | None = None) -> Body:
+def matcha(
+    graph: str | Iterable[Edge] = "ring",
+    budget: float = 0.5,
+    codec: Codec | None = None,
+    moments: int | str | None = None,
+) -> Body:
     """Average the weights along random matchings of a graph, within a communication budget.
 
     The graph is cut into matchings, in which everybody talks to one other at most, and each step switches some of them
@@ -37,6 +43,7 @@ def matcha(graph: str | Iterable[Edge] = "ring", budget: float = 0.5, codec: Cod
     ``offbeat.topology.matchings``).
 
     ``graph``: a name, or a list of edges between ranks. ``budget``: the share of the matchings that are on, on average.
+    ``moments``: as in ``local_sgd``, but mixed along the matchings that are on.
 
     *When it helps*: a sparse, uneven graph and a thin network. With a budget of 0.5 half the messages are sent, and
     bridges are kept while dense regions are thinned out.
@@ -53,14 +60,17 @@ def matcha(graph: str | Iterable[Edge] = "ring", budget: float = 0.5, codec: Cod
     between("budget", budget, 0, 1)
     if budget == 0:
         raise ValueError("a budget of 0 never mixes; use a number over 0 and up to 1")
+    K = every(moments)
 
     async def body(me: Replica) -> None:
-        x, gossip = me.x, Gossip(codec)
+        x, gossip, moments_too = me.x, Gossip(codec), MomentsToo(me, K)
         plan = matchings.plan(topology.edges(graph, me.size), me.size, budget)
         async for k in me.steps():
             me.step(await Grad())
             B = matchings.active(plan, me.seed, k)
             if any(B):
-                gossip.apply(x, await gossip.ask(x, matchings.mixing(plan, B)))
+                W = matchings.mixing(plan, B)
+                gossip.apply(x, await gossip.ask(x, W))
+                await moments_too.averaged(W)
 
     return body

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from offbeat.method import Axes, Body, Grad, Mix, Paper, Replica, between, method, pack, topology, unpack, whole
+from offbeat.strategies.desloc import MomentsToo, every
 
 PAPER = Paper(
     name="noloco",
@@ -29,7 +30,13 @@ PAPER = Paper(
 
 
 @method(PAPER)
-def noloco(period: int = 50, outer_lr: float = 0.7, outer_momentum: float = 0.5, pull: float | None = None) -> Body:
+def noloco(
+    period: int = 50,
+    outer_lr: float = 0.7,
+    outer_momentum: float = 0.5,
+    pull: float | None = None,
+    moments: int | str | None = None,
+) -> Body:
     """Take H steps alone, then an outer momentum step together with one random peer.
 
     DiLoCo without any exchange among all: every H inner steps the workers are paired at random (alike on all, from the
@@ -38,6 +45,7 @@ def noloco(period: int = 50, outer_lr: float = 0.7, outer_momentum: float = 0.5,
     together over the rounds.
 
     ``period``: H; ``outer_lr``: β; ``outer_momentum``: μ; ``pull``: γ (default: β).
+    ``moments``: as in ``local_sgd``, but averaged with the peer.
 
     *When it helps*: workers spread over the internet. A round takes one message to one peer, and nobody waits for all.
     *When it hurts*: the replicas are never equal; with few workers DiLoCo costs little more. A pair waits for its
@@ -53,19 +61,22 @@ def noloco(period: int = 50, outer_lr: float = 0.7, outer_momentum: float = 0.5,
     beta = between("outer_lr", outer_lr, 0, float("inf"))
     mu = between("outer_momentum", outer_momentum, 0, 1)
     gamma = beta if pull is None else between("pull", pull, 0, float("inf"))
+    K = every(moments)
 
     async def body(me: Replica) -> None:
         theta, pairs = me.x, topology.pairs(me.size, me.seed)
         mem = me.recall(phi=theta.clone(), m=theta.zeros_like())
-        phi, m = mem.phi, mem.m
+        phi, m, moments_too = mem.phi, mem.m, MomentsToo(me, K)
         async for t in me.steps():
             me.step(await Grad())
             if (t + 1) % period == 0:
                 delta = theta - phi
-                mixed = await Mix(pack(delta, phi), pairs((t + 1) // period - 1))
+                W = pairs((t + 1) // period - 1)
+                mixed = await Mix(pack(delta, phi), W)
                 mean_delta, mean_phi = unpack(mixed, delta, phi)
                 m.mul_(mu).add_(mean_delta, alpha=beta).add_(mean_phi - phi, alpha=gamma)
                 phi.add_(m)
                 theta.copy_(phi)
+                await moments_too.averaged(W)
 
     return body

@@ -8,6 +8,7 @@ from functools import lru_cache
 from offbeat.method import Axes, Body, Codec, Edge, Grad, Mixing, Paper, Replica, method, pack, scalar, topology
 from offbeat.strategies.averaging import Gossip, named
 from offbeat.strategies.common import sends_all
+from offbeat.strategies.desloc import MomentsToo, every
 
 PAPER = Paper(
     name="sgp",
@@ -29,7 +30,9 @@ PAPER = Paper(
 
 
 @method(PAPER)
-def sgp(graph: str | Iterable[Edge] = "one_peer_exponential", codec: Codec | None = None) -> Body:
+def sgp(
+    graph: str | Iterable[Edge] = "one_peer_exponential", codec: Codec | None = None, moments: int | str | None = None
+) -> Body:
     """Push a share of the weights to one peer a step along a directed graph, and correct for the imbalance.
 
     Gossip in one direction: each step every worker pushes a share of itself to a peer, keeps the rest, and waits for no
@@ -38,7 +41,7 @@ def sgp(graph: str | Iterable[Edge] = "one_peer_exponential", codec: Codec | Non
     taken at z. The default graph is SGP's directed exponential one, a single peer a step: +1, −1, +2, −2, +4, … in
     turn, so that news reach P workers in about 2·log₂ P steps while each sends one message a step.
 
-    ``graph``: a name, or a list of edges between ranks.
+    ``graph``: a name, or a list of edges between ranks. ``moments``: as in ``local_sgd``, but pushed along the graph.
 
     *When it helps*: many workers, a network where one message a step is affordable and an all-reduce is not.
     *When it hurts*: a slow worker holds up those it sends to; the replicas differ a little at all times.
@@ -51,9 +54,10 @@ def sgp(graph: str | Iterable[Edge] = "one_peer_exponential", codec: Codec | Non
     """
     graph = named(graph)
     sends_all(codec)
+    K = every(moments)
 
     async def body(me: Replica) -> None:
-        A, gossip = topology.graph(graph, me.size), Gossip(codec)
+        A, gossip, moments_too = topology.graph(graph, me.size), Gossip(codec), MomentsToo(me, K)
         mem = me.recall(omega=scalar(1.0, me.x))
         x, omega = me.x, mem.omega
         numerator_and_weight = pack(x, omega)
@@ -63,6 +67,7 @@ def sgp(graph: str | Iterable[Edge] = "one_peer_exponential", codec: Codec | Non
             me.step(g)
             gossip.apply(numerator_and_weight, await gossip.ask(numerator_and_weight, pushed(A(k))))
             x.copy_(x / omega)
+            await moments_too.averaged(pushed(A(k)))
 
     return body
 

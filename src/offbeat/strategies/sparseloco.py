@@ -18,6 +18,7 @@ from offbeat.method import (
     topology,
     whole,
 )
+from offbeat.strategies.desloc import MomentsToo, every
 
 PAPER = Paper(
     name="sparseloco",
@@ -52,6 +53,7 @@ def sparseloco(
     decay: float = 0.95,
     outer_lr: float = 1.0,
     codec: Codec | None = TOP_64,
+    moments: int | str | None = None,
 ) -> Body:
     """Take H steps alone, then send the few largest numbers of the way; what was left out fades and comes later.
 
@@ -62,7 +64,8 @@ def sparseloco(
 
     ``period``: H; ``decay``: β; ``outer_lr``: α. ``codec``: Q; ``topk(k)`` takes the k largest of every 4096 numbers in
     14 bits each, and any other codec will do (``None``: all of Δ, uncoded). Everybody gets every worker's message, as
-    their sum would no longer be sparse.
+    their sum would no longer be sparse. ``moments``: as in ``local_sgd``; they travel in full, and cost far more bytes
+    than all else.
 
     *When it helps*: links so thin that one Δ in full is too much: a message of ``topk(64)`` is 128 times shorter.
     *When it hurts*: short runs, in which much is still owed at the end; a sound link, where ``diloco`` loses nothing;
@@ -76,16 +79,18 @@ def sparseloco(
     whole("period", period, 1)
     beta = between("decay", decay, 0, 1)
     alpha = between("outer_lr", outer_lr, 0, float("inf"))
+    K = every(moments)
 
     async def body(me: Replica) -> None:
         everyone = topology.everyone(me.size)
         mem = me.recall(theta=me.x.clone(), e=nothing_lost(me.x))
-        theta, e = mem.theta, mem.e
+        theta, e, moments_too = mem.theta, mem.e, MomentsToo(me, K)
         async for t in me.steps():
             me.step(await Grad())
             if (t + 1) % period == 0:
                 e.mul_(beta)
                 s = await Mix(theta - me.x, everyone(t), codec, lost=e, gathers=True)
                 me.x.copy_(theta.add_(s, alpha=-alpha))
+                await moments_too.averaged(everyone(t))
 
     return body

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,18 @@ def test_after_finish_every_worker_knows_who_was_slow() -> None:
     assert summaries[0].wait_s > summaries[1].wait_s
     assert (summaries[1].rank, summaries[1].workers, summaries[1].steps) == (1, 2, 12)
     assert summaries[1].busy_s > 12 * LATE_S  # what it slept
+
+
+@pytest.mark.live
+def test_after_finish_every_worker_knows_how_self_clocked_talked_and_whom_it_did_not_wait_for() -> None:
+    (outcomes,) = forge.run([Job(train, 2, (ob.self_clocked(period=2), 12, 1))])
+    first, second = forge.values(outcomes)
+    assert first.sentences == second.sentences
+    talked = re.search(r"They talked (\d+) times, once in ([\d.]+) steps", str(first))
+    assert talked is not None, str(first)
+    assert 2 <= int(talked[1]) <= 12  # six times each, if every exchange was through
+    assert re.search(r"what they took was [\d.]+ rounds old on average, \d+ at most", str(first))
+    assert re.search(r"In step with each other they would have waited .* 100% of it for rank 1", str(first))
 
 
 @pytest.mark.live

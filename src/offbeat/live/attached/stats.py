@@ -14,9 +14,10 @@ import torch.distributed as dist
 from offbeat.basics.units import format_bytes, format_seconds
 from offbeat.live.transport.ledger import Ledger
 from offbeat.method.replica import Replica
-from offbeat.runs import foreign
+from offbeat.runs import foreign, talking
 from offbeat.runs.foreign import ForeignWait
 from offbeat.runs.slowness import in_words
+from offbeat.runs.talking import Talking
 from offbeat.runs.trace import Trace
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ class Stats:
         self.ledger = Ledger()
         self._elsewhere_s = 0.0  # what of it belongs to steps that are over
         self._told_of_others: list[str] = []
+        self._talking: list[Talking] = []
 
     def stepped(self, optimizer: Watched) -> None:
         """A step is over."""
@@ -149,7 +151,7 @@ class Stats:
         if rounds and (stale := rounds[-1].staleness.get(optimizer.me.rank)) is not None:
             log.add_scalar("offbeat/staleness", stale, step)
 
-    def exchange(self, transport: Transport, waited_s: float) -> None:
+    def exchange(self, transport: Transport, waited_s: float, own_talking: Talking | None) -> None:
         """Let everybody know everybody's times. All ranks come here, when they finish, having waited so long."""
         rank, workers = transport.rank, transport.size
         foreign_ = self._packed(waited_s, max(EXCHANGED // workers, 512))
@@ -165,6 +167,11 @@ class Stats:
         table[rank, 1:] = torch.tensor(own)
         table = transport.agree_on(table, dist.ReduceOp.SUM, "the others' times")
         self._everyone = (table[:, 1:].tolist(), table[:, 0].tolist())
+        if own_talking is not None:  # a matter of the strategy, which all have in common
+            counts = torch.zeros(workers, len(own_talking.numbers()), dtype=torch.int64)
+            counts[rank] = torch.tensor(own_talking.numbers())
+            counts = transport.agree_on(counts, dist.ReduceOp.SUM, "the others' times")
+            self._talking = [Talking(*row) for row in counts.tolist()]
         if any_:  # somebody has waited elsewhere
             texts = torch.zeros(workers, -longest, dtype=torch.int32)
             texts[rank, : len(foreign_)] = torch.tensor(list(foreign_))
@@ -182,7 +189,7 @@ class Stats:
 
     def summary(self, optimizer: Watched) -> Summary:
         if self._everyone is not None:
-            told = in_words(*self._everyone)
+            told = [*in_words(*self._everyone), *talking.told(self._talking, self._everyone[0])]
         elif optimizer.me.size == 1:
             told = in_words([self._busy_s], [0.0])
         else:

@@ -196,7 +196,7 @@ class Training:
             self._others.until_all_are_done()
             if self.me.size > 1:
                 self._others.take_part()
-                self.stats.exchange(self.transport, self.wait_s)
+                self.stats.exchange(self.transport, self.wait_s, self.me.reported.talking)
                 self.transport.agree_on(torch.zeros(1), dist.ReduceOp.SUM, "the others to finish")
         if self.transport.has_coded_sums_of_hosts or self.endpoints.has_coded_sums_of_hosts:
             self._recorder.cannot("hosts of several ranks coded what they had summed, and a replay knows no hosts")

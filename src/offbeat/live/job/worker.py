@@ -34,6 +34,7 @@ from offbeat.method.strategy import Strategy
 from offbeat.runs.foreign import ForeignWait, together
 from offbeat.runs.order import Order, Told
 from offbeat.runs.result import LiveRun
+from offbeat.runs.talking import Talking
 from offbeat.runs.trace import DOINGS, Doing
 from offbeat.tasks.task import Task
 
@@ -73,6 +74,7 @@ class _Share:
     records: StepRecord
     carriers: tuple[str, ...]
     foreign: tuple[ForeignWait, ...]
+    talking: Talking | None
 
 
 @contextmanager
@@ -129,6 +131,7 @@ def _train(job: Job, tell: Tell | None, number: int = 0) -> LiveRun | None:
         log.records(list(optimizer.trace.rounds)),
         optimizer.carriers,
         optimizer.summary().foreign if isinstance(optimizer, Attached) else (),
+        optimizer.me.reported.talking if isinstance(optimizer, Attached) else None,
     )
     shares: list[_Share] = [share] * workers
     dist.gather_object(share, shares if rank == 0 else None, dst=0)
@@ -149,6 +152,7 @@ def _train(job: Job, tell: Tell | None, number: int = 0) -> LiveRun | None:
         losses=torch.tensor([point.value for point in trace.series.get("loss", ())], dtype=torch.float64),
         metrics=dict(task.evaluate(model)) if task.evaluate else {},
         trace=trace,
+        talking=tuple(s.talking for s in shares if s.talking is not None),
         order=_order(recorder, [s.told for s in shares]),
         carriers=tuple(sorted({name for s in shares for name in s.carriers})),
         foreign=together(s.foreign for s in shares),
