@@ -40,6 +40,7 @@ class Worker:
         self.step, self.state = 0, "computes"
         self.inbox: list[Any] = []
         self.looks_ahead, self.needs, self.hinted, self.taken = looks_ahead, False, False, list[Any]()
+        self.parts = list[tuple[int, int]]()  # of the rounds it has heard of: how many took part, and brought something
         self.open = Frame(Word.OPEN, rank, -1 if first is None else self.put(first), 0, 0)
         self.x = first
 
@@ -70,6 +71,7 @@ class Worker:
         for number in numbers:
             self.applied, self.x = self.applied + number, number
         self.taken.append(answer)
+        self.parts += [(count, len(contributors)) for _, (_, _, _, count, contributors) in results]
         return how, numbers
 
     def read(self, refs: Any, sums: Any) -> float:
@@ -193,6 +195,7 @@ def test_what_is_added_to_weights_that_meet_as_they_come_is_never_lost(late: int
     rules = Rules(waiting.first, "shared", late=late, good_for=math.inf, pool=2)
     for seed in range(100):
         workers = run(rules, seed, weights=True, looks_ahead=looks_ahead, size=size)
+        assert all(took_part == brought for w in workers for took_part, brought in w.parts), "nobody who is absent"
         held = sum(w.x for w in workers if w.x is not None)
         assert held == pytest.approx(sum(w.given for w in workers)), seed
 
