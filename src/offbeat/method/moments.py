@@ -67,14 +67,14 @@ def as_of_the_mean(
             squares = [state["exp_avg_sq"] for state in of]
             means = torch._foreach_pow([state["exp_avg"] for state in of], 2)
             torch._foreach_mul_(means, scale)
-            noise = torch._foreach_sub(squares, means)
+            noise = list(torch._foreach_sub(squares, means))
             torch._foreach_clamp_min_(noise, 0.0)
             torch._foreach_mul_(noise, 1 - 1 / workers)
             torch._foreach_sub_(squares, noise)
-            taken.append((squares, list(noise), float(beta2)))
+            taken.append((squares, noise, float(beta2)))
     yield
-    for squares, noise, beta2 in taken:
-        torch._foreach_add_(squares, noise, alpha=beta2)
+    for own, part, beta in taken:
+        torch._foreach_add_(own, part, alpha=beta)
 
 
 def _found(state: Mapping[str, Any], order: int) -> Tensor | None:
