@@ -9,8 +9,11 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH ?=
 VENV := .venv$(addprefix -torch-,$(TORCH))
 BIN := $(VENV)/bin
-# Newer than pyproject.toml and constraints.txt: nothing is installed and no network is asked.
+# Newer than pyproject.toml and constraints.txt: nothing is installed and no network is asked. The demo needs little; what
+# tests and checks need besides, four trainers among it, is many times that, and comes into the same environment.
+SMALL := $(VENV)/.small
 INSTALLED := $(VENV)/.installed
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt
 
 help:
 	@echo 'make demo    train on the digits with 4 processes, some of them late: DDP against the methods of five papers'
@@ -27,16 +30,22 @@ help:
 	@echo 'make test TORCH=2.6.0 runs the tests with another torch, in .venv-torch-2.6.0.'
 
 # A torch may ask for a sympy of its own: with another one, sympy is free.
-$(INSTALLED): pyproject.toml constraints.txt
+$(SMALL): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo 'no Python found; install 3.11 or later, or say PYTHON=/path/to/python'; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"Offbeat needs Python 3.11 or later, and $(PYTHON) is {sys.version.split()[0]}; say PYTHON=/path/to/a/newer/python")'
 	$(PYTHON) -m venv $(VENV)
 	@sed -E '$(if $(TORCH),/^(torch|sympy)==/d)' constraints.txt > $(VENV)/constraints.txt
 	@$(if $(TORCH),echo 'torch==$(TORCH)' >> $(VENV)/constraints.txt,true)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[dev]'
+	@echo 'installing torch and what the demo needs into $(VENV): a minute or two, the first time'
+	$(PIP) -e '.[report]'
 	@touch $@
 
-demo: $(INSTALLED)
+$(INSTALLED): $(SMALL)
+	@echo 'adding what tests and checks need: a few minutes, the first time'
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+demo: $(SMALL)
 	$(BIN)/offbeat demo
 
 # Types are those of the torch in constraints.txt; with another one, only the tests tell something.

@@ -1,6 +1,7 @@
 """Self-clocked averaging against its rivals: step times, messages, optimisers and numbers of workers, in virtual time.
 
     python benchmarks/study.py [--processes 2] [--stop-after SECONDS] [--keep FILE] [--json FILE]
+    python benchmarks/study.py --only self-clocked --merge records/study.json --processes 16 --json FILE
 
 Digits (hidden layer of 32, batch of 16 each), 100 median steps of virtual time. Step times: two profiles of everybody
 late now and then, one of a worker in 16 that is 2.5 times slower for good, one of four speeds, Pareto, log-normal.
@@ -20,6 +21,8 @@ all-reduces go by halving and doubling. SGD with momentum 0.9, or AdamW.
 * *Gradients*: the share of those that would have been taken if nobody ever waited. *MB*: sent by all workers.
 * *To rival*: the share of the time after which the loss falls below the final loss of the cell's best rival (the one
   with the lowest median, which is chosen after the fact and so is a little lucky).
+* *--merge*: rows of methods that are not run again come from a record, as they were; cells that it does not have are
+  run with all methods.
 * *Against the best rival*: "lower" or "higher" where that is so with every seed (same data, same step times, same first
   weights), "alike" where seeds disagree. *Within the spread*: the median is at or below the rival's median plus the
   larger range of the two over seeds. Smaller differences mean nothing.
@@ -35,11 +38,12 @@ import math
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from harness import Report, arguments, median
@@ -76,10 +80,12 @@ RIVALS = {
 DEFAULT = "self-clocked"
 OURS = {
     DEFAULT: ob.self_clocked(),
+    "self-clocked pause 1/2": ob.self_clocked(pause=0.5),
+    "self-clocked pause 0": ob.self_clocked(pause=0.0),
     "self-clocked period 1": ob.self_clocked(period=1),
-    "self-clocked 1 everyone 1/4": ob.self_clocked(period=1, group=None, wait=0.25),
     "self-clocked spread": ob.self_clocked("spread"),
-    "self-clocked period 4": ob.self_clocked(period=4),
+    "self-clocked by a schedule": ob.self_clocked(meet="all", pause=0.0),
+    "self-clocked 1 everyone 1/4": ob.self_clocked(period=1, group=None, wait=0.25, pause=0.0),
 }
 ALL = {**RIVALS, **OURS}
 
@@ -220,6 +226,40 @@ class Search:
         return [Job(self.cell, self.name, self.best, seed) for seed in range(1, self.seeds + 1)]
 
 
+class Recorded(Search):
+    """One method in one cell, as a record has it: nothing is run."""
+
+    def __init__(self, row: dict[str, Any]) -> None:
+        super().__init__(Cell(**row["cell"]), row["method"], len(row["losses"]))
+        self.row = row
+        self.tried = {float(rate): self._outcome(0, _number(loss)) for rate, loss in row["tuning"].items()}
+        self.figures = {
+            seed: self._outcome(seed, _number(loss), _number(row["at_time"][seed - 1]), row["share"], row["sent"])
+            for seed, loss in enumerate(row["losses"], 1)
+        }
+
+    def _outcome(
+        self, seed: int, loss: float, at_time: float = math.nan, share: Sequence[float] = (), sent: Sequence[int] = ()
+    ) -> Outcome:
+        job = Job(self.cell, self.name, self.row["rate"], seed)
+        return Outcome(
+            job, loss, at_time, math.nan, share[seed - 1] if share else math.nan, sent[seed - 1] if sent else 0, (), 0.0
+        )
+
+    def first(self) -> list[Job]:
+        return []
+
+
+def _number(written: float | None) -> float:
+    return math.inf if written is None else written
+
+
+def recorded(path: str, left_out: str) -> dict[tuple[Cell, str], Recorded]:
+    """The rows of a record, without those of methods whose name begins like that."""
+    rows = [Recorded(row) for row in json.loads(Path(path).read_text())["rows"] if "tuning" in row]
+    return {(r.cell, r.name): r for r in rows if r.name in ALL and not r.name.startswith(left_out)}
+
+
 class Store:
     """Keeps every outcome in a file, so that a study that was interrupted goes on where it was."""
 
@@ -311,6 +351,8 @@ def best_rival(found: dict[str, Search]) -> Search:
 
 
 def to_rival(search: Search, target: float) -> float:
+    if isinstance(search, Recorded):  # the same rival: it is on record too
+        return _number(search.row["to_rival"])
     return median([reached(o.curve, target) for o in search.figures.values()])
 
 
@@ -321,6 +363,9 @@ def table(report: Report, cell: Cell, found: dict[str, Search]) -> None:
     report.row("  method, rate", "loss   (range)         at time  acc    gradients  MB      to rival  against rival")
     for name in sorted(found, key=lambda n: -final(found[n])):
         search = found[name]
+        if isinstance(search, Recorded):
+            report.row(**search.row)
+            continue
         figures = list(search.figures.values())
         share = to_rival(search, final(rival))
         against = "" if name in RIVALS else verdict(search, rival)
@@ -404,7 +449,7 @@ def summary(report: Report, cells: dict[Cell, dict[str, Search]]) -> None:
     report.row("  MB over AD-PSGD's, by message", "least … most over cells; in brackets MB per gradient over AD-PSGD's")
     for name in OURS:
         shown = []
-        for message in MESSAGES:
+        for message in sorted({c.message for c in cells}):
             of = [found for c, found in cells.items() if c.message == message]
             sent = [f[name].figures[1].sent / f["AD-PSGD"].figures[1].sent for f in of]
             taken = [f["AD-PSGD"].figures[1].share / f[name].figures[1].share for f in of]
@@ -447,11 +492,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--cells", type=int, default=24, help="so many, from the beginning of the list")
     parser.add_argument("--stop-after", type=float, default=math.inf, help="seconds after which no run is begun")
+    parser.add_argument("--only", default="", metavar="NAME", help="with --merge: methods whose name begins like that")
+    parser.add_argument("--merge", metavar="FILE", help="take what is not run again from this record")
     parser.add_argument("--keep", metavar="FILE", help="keep every run here, and go on from what it holds")
     chosen = parser.parse_args()
     report = Report(f"study: digits, {UNITS:g} median steps of time, {chosen.seeds} seeds", chosen)
     cells = design()[: chosen.cells]
-    searches = [Search(cell, name, chosen.seeds) for cell in cells for name in ALL]
+    known = recorded(chosen.merge, chosen.only or DEFAULT) if chosen.merge else {}
+    searches = [known.get((cell, name)) or Search(cell, name, chosen.seeds) for cell in cells for name in ALL]
     by_cell = {cell: {s.name: s for s in searches if s.cell == cell} for cell in cells}
     whole: dict[Cell, dict[str, Search]] = {}
 

@@ -25,6 +25,7 @@ SIZE, STEPS, BATCH = 2, 60, 4
 COMPUTE_S, LATE_S = 0.010, 0.030
 METHODS = {
     "eager(late=1, sync_every=None)": ob.eager(late=1, sync_every=None),
+    "self_clocked()": ob.self_clocked(),
     "wagma(tau=1000)": ob.wagma(tau=1000),
     "allreduce": ob.allreduce(),
 }

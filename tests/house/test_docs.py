@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -18,10 +21,14 @@ import pytest
 
 import offbeat as ob
 from offbeat.cli import main
+from tests.support import forge
+from tests.support.forge import Job
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 LIVE = ("train", "demo", "reproduce")
+JOB = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
+Ran = Callable[[str], Path]
 
 
 # Weights & Biases and MLflow bring some forty packages each. These stand in for them: the calls that the documentation
@@ -114,32 +121,51 @@ QUICK = [s for s in OURS if s.words[1] not in LIVE and "--live" not in s.words]
 STARTING = [s for s in OURS if s not in QUICK]
 
 
-# Their blocks are scripts for several processes: tests/integrations/test_page.py and tests/live/job/test_recipes.py.
-SCRIPTS = {"docs/trainers.md", "docs/recipes.md"}
+# Their blocks are scripts for several processes: tests/integrations/ and tests/live/job/test_recipes.py.
+SCRIPTS = {"docs/trainers.md", "docs/recipes.md", "docs/sharded.md"}
 
 
 @pytest.mark.parametrize("page", sorted(page for page, blocks in PYTHON.items() if blocks and page not in SCRIPTS))
-def test_the_code_of_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path) -> None:
-    _run_page(page, tmp_path)
+def test_the_code_of_a_page_runs_from_top_to_bottom(page: str, ran: Ran) -> None:
+    ran(page)
 
 
 @pytest.mark.parametrize("package", STAND_INS)
-def test_the_logs_that_the_documentation_shows_tell_of_every_step(package: str, tmp_path: Path) -> None:
-    _run_page("docs/reading-the-report.md", tmp_path)
-    heard = [json.loads(line) for line in (tmp_path / f"{package}.heard").read_text().splitlines()]
+def test_the_logs_that_the_documentation_shows_tell_of_every_step(package: str, ran: Ran) -> None:
+    heard = [
+        json.loads(line) for line in (ran("docs/reading-the-report.md") / f"{package}.heard").read_text().splitlines()
+    ]
     for tag in ("offbeat/step_s", "offbeat/wait_s", "offbeat/sent_bytes", "offbeat/period"):
         assert [step for name, _, step in heard if name == tag] == list(range(20))
 
 
-def _run_page(page: str, folder: Path) -> None:
-    for name, text in STAND_INS.items():
-        (folder / f"{name}.py").write_text(textwrap.dedent(text), encoding="utf-8")
-    # Each block starts at its own line, so that an error names the line of the page.
-    padded = ["\n" * block.line + block.text for block in PYTHON[page]]
-    source = "".join(f"exec(compile({text!r}, {page!r}, 'exec'))\n" for text in padded)
-    script = folder / "page.py"
-    script.write_text(source, encoding="utf-8")
-    _run([sys.executable, "-W", "error", str(script)], folder)
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Runs the code of a page, once; the folder in which it ran."""
+
+    @functools.cache
+    def ran(page: str) -> Path:
+        folder = tmp_path_factory.mktemp("page")
+        for name, text in STAND_INS.items():
+            (folder / f"{name}.py").write_text(textwrap.dedent(text), encoding="utf-8")
+        # Each block starts at its own line, so that an error names the line of the page.
+        padded = ["\n" * block.line + block.text for block in PYTHON[page]]
+        source = "".join(f"exec(compile({text!r}, {page!r}, 'exec'))\n" for text in padded)
+        (folder / "page.py").write_text(source, encoding="utf-8")
+        (outcomes,) = forge.run([Job(_as_a_script, 1, (str(folder),))])
+        forge.values(outcomes)
+        return folder
+
+    return ran
+
+
+def _as_a_script(rank: int, folder: str) -> None:
+    """As a user would, but in a process that has imported torch before; warnings are errors there."""
+    for name in JOB:
+        os.environ.pop(name, None)
+    os.chdir(folder)
+    sys.path.insert(0, folder)
+    runpy.run_path("page.py", run_name="__main__")
 
 
 @pytest.mark.parametrize("where", sorted({shown.where for shown in QUICK}))
@@ -192,8 +218,7 @@ def test_the_first_job_runs_with_two_processes(tmp_path: Path) -> None:
 
 def _run(command: list[str], folder: Path) -> str:
     """As a user would: not as a member of whatever job runs the tests."""
-    hidden = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    env = {name: value for name, value in os.environ.items() if name not in hidden}
+    env = {name: value for name, value in os.environ.items() if name not in JOB}
     done = subprocess.run(
         command, cwd=folder, env={**env, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600
     )

@@ -16,7 +16,18 @@ from torch.utils.data import DataLoader
 import offbeat as ob
 from offbeat.integrations.accelerate import attached, prepare
 from tests.support import forge
-from tests.support.fitting import LATE_S, LATE_STEPS, SIZE, data, late, quiet, shared_folder, small, weights
+from tests.support.fitting import (
+    LATE_S,
+    LATE_STEPS,
+    SIZE,
+    data,
+    late,
+    quiet,
+    shared_folder,
+    small,
+    told_by_script,
+    weights,
+)
 from tests.support.forge import Job, attempt
 from tests.support.scenarios import Told, scenario
 
@@ -192,3 +203,7 @@ def test_arguments_in_the_wrong_order_and_optimizers_of_others_get_a_sentence() 
     wrong = attempt(lambda: prepare(object(), ob.eager(), optimizer, model))  # type: ignore[arg-type]
     assert "but after the method came (SGD, Sequential)" in wrong
     assert "SGD was not made by offbeat.integrations.accelerate.prepare" in attempt(lambda: attached(optimizer))
+
+
+def test_the_script_of_the_page_runs() -> None:
+    assert all("Vectors went through shared memory." in told for told in told_by_script("accelerate"))

@@ -27,6 +27,7 @@ from tests.support.fitting import (
     quiet,
     shared_folder,
     small,
+    told_by_script,
     weights,
 )
 from tests.support.forge import Job, attempt
@@ -263,3 +264,7 @@ def test_one_failing_worker_ends_the_job_with_its_error() -> None:
     assert "PeerFailed: rank 1 failed: ValueError: no such file" in outcomes[0].stderr
     assert "ValueError: no such file" in outcomes[1].stderr
     assert "training_step" in outcomes[1].stderr
+
+
+def test_the_script_of_the_page_runs() -> None:
+    assert all("Vectors went through shared memory." in told for told in told_by_script("lightning"))

@@ -10,13 +10,26 @@ import pytest
 
 import offbeat as ob
 from offbeat.integrations import needs
+from tests.support.fitting import SCRIPTS
+
+TRAINERS = ("lightning", "transformers", "accelerate", "ray")
 
 
-@pytest.mark.parametrize("name", ["lightning", "transformers", "accelerate", "ray"])
-def test_an_integration_imports_its_trainer_only_when_it_is_used(name: str) -> None:
-    script = f"import sys, offbeat.integrations.{name}; print('{name}' in sys.modules)"
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "False"
+@pytest.fixture(scope="module")
+def imported() -> list[str]:
+    """The trainers that are there when all integrations have been imported, and nothing was used."""
+    script = f"import sys, {', '.join(f'offbeat.integrations.{name}' for name in TRAINERS)}; print(*sys.modules)"
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_an_integration_imports_its_trainer_only_when_it_is_used(name: str, imported: list[str]) -> None:
+    assert f"offbeat.integrations.{name}" in imported
+    assert name not in imported
+
+
+def test_every_trainer_has_a_script_on_the_page() -> None:
+    assert sorted(SCRIPTS) == sorted(TRAINERS)
 
 
 def test_a_missing_trainer_gets_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 import offbeat as ob
 from offbeat.integrations.ray import prepare
-from tests.support.fitting import LATE_S, LATE_STEPS, SIZE, data, late, small, weights
+from tests.support.fitting import LATE_S, LATE_STEPS, SCRIPTS, SIZE, data, late, small, weights
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'offbeat[ray]'")
 pytestmark = [pytest.mark.live, pytest.mark.filterwarnings("ignore")]  # Ray warns of itself, and of others
@@ -25,12 +25,13 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """Two workers on whatever this machine has."""
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Two workers on whatever this machine has. Starting it takes long, so all tests of Ray are in this file."""
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     variables = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "RAY_TRAIN_V2_ENABLED": "1"}
     os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))  # where Ray leaves what nobody gave a place
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         ray.init(
@@ -164,3 +165,17 @@ def test_one_failing_worker_ends_the_job_with_its_error(cluster: None, tmp_path:
     with pytest.raises(Exception, match="no such file") as caught:
         fit(fails, tmp_path, "fails")
     assert "in epoch" in str(caught.value)
+
+
+def test_the_script_of_the_page_runs(
+    cluster: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[dict[str, Any]] = []
+    monkeypatch.setattr(ray, "init", lambda **settings: started.append(settings))  # a cluster is there
+    exec(compile(SCRIPTS["ray"], "ray_train.py", "exec"), {"__name__": "__main__"})
+    assert [settings["num_cpus"] for settings in started] == [SIZE + 1]
+    told, end_s = "", time.monotonic() + 60.0
+    while told.count("Vectors went through shared memory.") < SIZE and time.monotonic() < end_s:
+        time.sleep(0.1)  # what workers print comes by and by
+        told += capsys.readouterr().out
+    assert told.count("Vectors went through shared memory.") == SIZE, told

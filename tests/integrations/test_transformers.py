@@ -16,11 +16,23 @@ from torch.nn import functional as F
 import offbeat as ob
 from offbeat.integrations.transformers import OffbeatTrainerMixin
 from tests.support import forge
-from tests.support.fitting import LATE_S, LATE_STEPS, SIZE, data, late, outlived, quiet, shared_folder, small, weights
+from tests.support.fitting import (
+    LATE_S,
+    LATE_STEPS,
+    SIZE,
+    data,
+    late,
+    outlived,
+    quiet,
+    shared_folder,
+    small,
+    told_by_script,
+    weights,
+)
 from tests.support.forge import Job
 from tests.support.scenarios import Told, scenario
 
-pytest.importorskip("transformers", reason="needs transformers: pip install 'offbeat[transformers]'")
+pytest.importorskip("transformers.trainer", reason="needs transformers: pip install 'offbeat[transformers]'")
 pytestmark = pytest.mark.live
 
 METHODS = (ob.allreduce(), ob.eager(), ob.wagma(), ob.local_sgd(period=2), ob.ad_psgd())
@@ -283,3 +295,7 @@ def test_one_failing_worker_ends_the_job_with_its_error() -> None:
     assert "PeerFailed: rank 1 failed: ValueError: no such file" in outcomes[0].stderr
     assert "ValueError: no such file" in outcomes[1].stderr
     assert "in forward" in outcomes[1].stderr
+
+
+def test_the_script_of_the_page_runs() -> None:
+    assert all("Vectors went through shared memory." in told for told in told_by_script("transformers"))

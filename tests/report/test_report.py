@@ -185,7 +185,10 @@ def test_the_trace_file_obeys_the_rules_of_its_format(made: Path) -> None:
     assert seen == Counter(span.doing for span in spans)
 
 
-LOOK = """<script>addEventListener("load", () => setTimeout(() => {
+LOOK = """<script>
+const drawn = (chart) => [...chart.querySelectorAll(".scatterlayer .js-line, .barlayer .point path")]
+  .filter((mark) => { const box = mark.getBoundingClientRect(); return box.width + box.height > 3; }).length;
+addEventListener("load", () => setTimeout(() => {
   const drag = document.querySelector("#timeline .nsewdrag"), box = drag.getBoundingClientRect();
   const bars = [...document.querySelectorAll("#timeline .bars .point path")].map((bar) => bar.getBoundingClientRect());
   const bar = bars.filter((b) => b.width > 3).sort((a, b) => a.left - b.left)[0];
@@ -195,13 +198,16 @@ LOOK = """<script>addEventListener("load", () => setTimeout(() => {
     const seen = { errors: window.seenErrors, bars: bars.length,
       lanes: [...document.querySelectorAll("#timeline .ytick text")].map((tick) => tick.textContent),
       hover: [...document.querySelectorAll("#timeline .hovertext")].map((label) => label.textContent),
-      charts: [...document.querySelectorAll(".chart .main-svg")].length, wide: document.documentElement.scrollWidth };
+      charts: Object.fromEntries([...document.querySelectorAll(".chart")].map((chart) => [chart.id, drawn(chart)])),
+      wide: document.documentElement.scrollWidth };
     document.body.innerHTML = "<pre id=seen></pre>";
     document.getElementById("seen").textContent = JSON.stringify(seen);
   }, 500);
 }, 300));</script>"""
 CATCH = """<script>window.seenErrors = [];
-addEventListener("error", (event) => seenErrors.push(event.message));</script>"""
+addEventListener("error", (event) => seenErrors.push(event.message));
+addEventListener("unhandledrejection", (event) => seenErrors.push(String(event.reason)));
+for (const kind of ["error", "warn"]) console[kind] = (...words) => seenErrors.push(words.join(" "));</script>"""
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
@@ -225,7 +231,10 @@ def test_in_a_browser_the_lanes_are_there_and_hovering_tells_the_details(made: P
     assert sorted(seen["lanes"]) == ["rank 0", "rank 1", "rank 2", "rank 3"]
     assert seen["bars"] > 100
     assert re.match(r"rank \d, step \d+(compute|late|wait)", seen["hover"][0])
-    assert seen["charts"] >= 7
+    marks = seen["charts"]
+    assert {"loss-time": 3, "loss-samples": 3, "period": 1, "wire": 3}.items() <= marks.items()
+    assert marks.keys() - {"loss-time", "loss-samples", "period", "wire"} == {"spread", "waiting", "staleness"}
+    assert all(marks.values()), marks
     assert seen["wide"] <= 1200
 
 

@@ -71,8 +71,9 @@ class Worker:
     phase: str = "computes"
     got: list[Got] = field(default_factory=list)
     says: list[Notice] = field(default_factory=list)  # not heard by the referee yet
-    hears: list[tuple[int, bool]] = field(default_factory=list)  # rounds that its clerk has not heard of: number, flush
-    out: tuple[int, bool] | None = None  # the round its snapshot is in
+    # Rounds that its clerk has not heard of: number, flush, and who takes part.
+    hears: list[tuple[int, bool, tuple[int, ...]]] = field(default_factory=list)
+    out: tuple[int, bool, tuple[int, ...]] | None = None  # the round its snapshot is in
 
 
 class World:
@@ -100,6 +101,7 @@ class World:
         for name, value in vars(self.referee).items():
             if isinstance(value, (list, set)):
                 setattr(referee, name, copy.copy(value))
+        referee._pool = copy.deepcopy(self.referee._pool)
         world.given = {key: dict(of) for key, of in self.given.items()}
         world.workers = []
         for w in self.workers:
@@ -135,8 +137,7 @@ class World:
         return found
 
     def is_whole(self, rank: int) -> bool:
-        version, flush = self.workers[rank].out or (0, False)
-        block = self.workers[rank].seat.members(version, flush)
+        version, _, block = self.workers[rank].out or (0, False, ())
         return len(self.given.get((version, block), ())) == len(block)
 
     def do(self, what: str, rank: int) -> None:
@@ -165,17 +166,15 @@ class World:
                 self.flushing = True
                 self.spread(self.referee.started, True)
         elif what == "snapshot":
-            version, flush = w.hears.pop(0)
+            version, flush, block = w.hears.pop(0)
             if flush and not seat.flushes:
                 seat.flushed = True
             else:
-                block = seat.members(version, flush)
                 self.given.setdefault((version, block), {})[rank] = seat.snapshot(version, flush)
-                w.out = (version, flush)
+                w.out = (version, flush, block)
         elif what == "deliver":
             assert w.out is not None
-            (version, flush), w.out = w.out, None
-            block = seat.members(version, flush)
+            (version, flush, block), w.out = w.out, None
             given = self.given[version, block]
             values = [v for r in block if (v := given[r].value) is not None]
             value = total(values, self.slots) * (1.0 / seat.divisor(block))
@@ -188,8 +187,10 @@ class World:
             w.says.append(notice)
 
     def spread(self, version: int, flush: bool) -> None:
-        for w in self.workers:
-            w.hears.append((version, flush))
+        members = self.referee.members(version)
+        for r, w in enumerate(self.workers):
+            if members is None or r in members:
+                w.hears.append((version, flush, members or w.seat.members(version, flush)))
 
     def key(self) -> Any:
         def numbers(x: Vec | None) -> Any:
@@ -216,7 +217,8 @@ class World:
         referee = self.referee
         heard = (referee.started, tuple(referee._position), tuple(referee._computing), tuple(referee._deposit))
         taken = tuple(tuple((g.version, numbers(g.value)) for g in w.got) for w in self.workers)
-        return workers, given, heard, tuple(sorted(referee._finished)), taken
+        pool = vars(referee._pool) if referee._pool is not None else {}
+        return workers, given, heard, tuple(sorted(referee._finished)), taken, str(pool), tuple(referee._had_part)
 
 
 def endings(rules: Rules, steps: tuple[int, ...], group: int | None = None) -> list[World]:
@@ -283,6 +285,30 @@ def test_in_all_orders_shared_weights_keep_their_sum(late: int, steps: tuple[int
     for world in endings(Rules(waiting.first, "shared", late=late), steps):
         held = [w.seat.tray.show_into(Slots([0.0] * world.slots)) for w in world.workers]
         assert total(held, world.slots).numbers == pytest.approx([1.0] * world.slots)
+
+
+@pytest.mark.parametrize(("late", "steps"), [(0, (2, 1)), (0, (1, 1, 1)), (1, (2, 1)), (1, (1, 1, 1))])
+def test_in_all_orders_a_round_of_those_who_are_there_has_nobody_else_and_keeps_the_sum(
+    late: int, steps: tuple[int, ...]
+) -> None:
+    rules = Rules(waiting.first, "shared", late=late, good_for=math.inf, pool=2)
+    alone = 0
+    for world in endings(rules, steps):
+        assert [w.phase for w in world.workers] == ["over"] * len(steps), "nobody waits for ever"
+        held = [w.seat.tray.show_into(Slots([0.0] * world.slots)) for w in world.workers]
+        assert total(held, world.slots).numbers == pytest.approx([1.0] * world.slots)
+        for got in (got for w in world.workers for got in w.got):
+            assert got.count == len(got.contributors), "each of them has handed something in"
+            alone += got.count == 1
+    assert alone, "the last who trains has nobody to wait for"
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_in_all_orders_who_has_rounds_of_its_own_counts_them_by_itself(late: int) -> None:
+    for world in endings(Rules(waiting.first, "shared", late=late, good_for=math.inf, pool=1), (2, 2)):
+        assert [w.phase for w in world.workers] == ["over"] * 2, "nobody waits for ever"
+        assert [w.seat.results for w in world.workers] == [2, 2]
+        assert world.referee.started == 4
 
 
 def test_in_all_orders_what_is_dropped_is_counted() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import marshal
+import math
 import random
 from dataclasses import replace
 from typing import Any
@@ -35,7 +36,7 @@ class Worker:
     ) -> None:
         self.rank, self.memory, self.flags, self.left = rank, memory, flags, steps
         self.busy: set[int] = set()
-        self.given = self.applied = 0.0
+        self.given = self.applied = self.handed_in = 0.0
         self.step, self.state = 0, "computes"
         self.inbox: list[Any] = []
         self.looks_ahead, self.needs, self.hinted, self.taken = looks_ahead, False, False, list[Any]()
@@ -141,15 +142,17 @@ def run(rules: Rules, seed: int, weights: bool, looks_ahead: bool = False, size:
             if looks_ahead:
                 hand_in(worker, number)
             else:
-                worker.state = "waits"
+                worker.state, worker.handed_in = "waits", number
                 say(Word.OFFER, worker, worker.put(number), worker.step)
             worker.step, worker.left = worker.step + 1, worker.left - 1
         elif worker.state == "computes":
             finish(worker)
         else:
-            how, _ = worker.hears()
+            how, numbers = worker.hears()
             if worker.state == "waits":
                 worker.state = "computes"
+                if worker.x is not None and not numbers:  # what it gets later has that in it
+                    worker.x += worker.handed_in
             else:
                 worker.state = "is done" if how == "over" else "rests"
                 if how != "over":
@@ -180,6 +183,16 @@ def test_every_gradient_is_in_one_sum_and_all_workers_apply_the_same(name: str) 
 def test_what_is_added_to_shared_weights_is_never_lost(late: int, size: int) -> None:
     for seed in range(150):
         workers = run(Rules(waiting.first, "shared", late=late, full_every=None), seed, weights=True, size=size)
+        held = sum(w.x for w in workers if w.x is not None)
+        assert held == pytest.approx(sum(w.given for w in workers)), seed
+
+
+@pytest.mark.parametrize("size", [3, 7])
+@pytest.mark.parametrize(("late", "looks_ahead"), [(0, False), (1, False), (1, True)])
+def test_what_is_added_to_weights_that_meet_as_they_come_is_never_lost(late: int, looks_ahead: bool, size: int) -> None:
+    rules = Rules(waiting.first, "shared", late=late, good_for=math.inf, pool=2)
+    for seed in range(100):
+        workers = run(rules, seed, weights=True, looks_ahead=looks_ahead, size=size)
         held = sum(w.x for w in workers if w.x is not None)
         assert held == pytest.approx(sum(w.given for w in workers)), seed
 

@@ -297,9 +297,10 @@ def check_replicas(case: Case, seen: Seen) -> None:
 
 
 def check_staleness(case: Case, run: ob.Run) -> None:
-    versions = [r.version for r in run.trace.rounds]
-    if case.strategy.name in ("eager", "msync", "ringmaster", "self_clocked", "wagma", "decoupled"):
-        assert versions == list(range(len(versions)))
+    name, versions = case.strategy.name, [r.version for r in run.trace.rounds]
+    if name in ("eager", "msync", "ringmaster", "self_clocked", "wagma", "decoupled"):
+        # Groups that are made as workers come run side by side, and end in another order than they began.
+        assert (sorted(versions) if name == "self_clocked" else versions) == list(range(len(versions)))
     if case.strategy.name == "decoupled":
         assert all(age == 0 for r in run.trace.rounds for age in r.staleness.values())
     if case.strategy.name == "ringmaster":

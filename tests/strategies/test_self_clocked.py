@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +47,47 @@ def test_the_period_follows_the_network() -> None:
     ]
     assert found[0] >= STEPS - 1
     assert found[0] > 1.5 * found[1] > 2 * found[2] > 0
+
+
+@pytest.mark.parametrize(("pause", "every"), [(0.0, 4), (0.5, 5), (1.0, 6)])
+def test_the_network_rests_as_long_as_the_pause_says(pause: float, every: int) -> None:
+    """An exchange takes three and a half steps, so three are over before it is: it is followed by so many more."""
+    ran = run(ob.self_clocked(1, pause=pause), 2, network=ob.Network(3.5 / 3, float("inf")))
+    ends = [r.end_s for r in ran.trace.rounds if r.end_s < STEPS]
+    assert [b - a for a, b in itertools.pairwise(ends)] == pytest.approx([float(every)] * (len(ends) - 1))
+    assert len(ends) >= 3
+
+
+@pytest.mark.parametrize("message", [0.0, 0.5, 2.0, 8.0])
+@pytest.mark.parametrize("workers", [4, 9, 16])
+def test_it_sends_at_most_half_of_what_ad_psgd_sends(workers: int, message: float) -> None:
+    nbytes = 8 * sum(p.numel() for p in TASK.model().parameters())
+    network = ob.Network(1e-4, nbytes / message if message else float("inf"))
+    mine, its = (
+        ob.simulate(s, TASK, workers, seconds=64.0, network=network, compute_s=1.0)
+        for s in (ob.self_clocked(), ob.ad_psgd())
+    )
+    assert 0 < mine.wire_bytes <= 0.5 * its.wire_bytes
+    assert sum(mine.gradients) >= sum(its.gradients)
+
+
+@pytest.mark.parametrize(("group", "workers"), [(2, 8), (3, 8), (3, 7)])
+def test_a_round_is_made_of_those_who_have_handed_something_in(group: int, workers: int) -> None:
+    ran = run(ob.self_clocked(group=group), workers, compute_s=ob.delays.pareto(0.7, 1.5, 20.0))
+    while_all_train = [r for r in ran.trace.rounds if r.end_s < 0.5 * STEPS]
+    assert while_all_train
+    assert all(len(r.members) == group == len(r.staleness) for r in while_all_train)
+    assert {rank for r in while_all_train for rank in r.members} == set(range(workers))
+
+
+def test_where_all_are_alike_everybody_hears_of_everybody() -> None:
+    """In about as many rounds as with drawn pairs: those who come at the same instant are not paired as on a list."""
+    ran = ob.simulate(ob.self_clocked(1), TASK, 32, 12, network=FREE, compute_s=1.0)
+    met: dict[int, set[int]] = {rank: {rank} for rank in range(32)}
+    for r in ran.trace.rounds:
+        together = set().union(*(met[rank] for rank in r.members))
+        met.update({rank: set(together) for rank in r.members})
+    assert all(heard == set(range(32)) for heard in met.values())
 
 
 def test_a_slow_worker_hands_in_fewer_steps_and_holds_up_nobody() -> None:
@@ -104,7 +146,9 @@ def test_a_period_by_spread_grows_when_the_learning_rate_falls() -> None:
     [
         (lambda: ob.self_clocked(0), "period is 0"),
         (lambda: ob.self_clocked(late=2), "late is 2"),
-        (lambda: ob.self_clocked(staleness=1), "staleness is 1"),
+        (lambda: ob.self_clocked(meet="all", staleness=1), "staleness is 1"),
+        (lambda: ob.self_clocked(meet="some"), "meet"),  # type: ignore[arg-type]
+        (lambda: ob.self_clocked(pause=-1.0), "a pause of -1.0"),
         (lambda: ob.self_clocked(codec=ob.codec.topk(8)), "nothing sends later"),
     ],
 )

@@ -39,6 +39,8 @@ EAGER = {
     "bounded": ob.eager(sync="bounded", staleness=2),
     "bounded, late": ob.eager(sync="bounded", staleness=2, late=1),
     "bounded, every step": ob.eager(0.25, catch_up="every_step", sync="bounded", staleness=3),
+    "grace": ob.eager(grace="auto"),
+    "so much grace": ob.eager(grace=0.002, late=1),
     "of any age": ob.ringmaster(None),
 }
 OTHERS = {
@@ -59,7 +61,8 @@ OTHERS = {
     "wagma, coded": ob.wagma(tau=4, codec=ob.codec.qsgd(8)),
     "self-clocked": ob.self_clocked(),
     "self-clocked, everyone": ob.self_clocked(1, None, "first"),
-    "self-clocked, bounded": ob.self_clocked(staleness=2),
+    "self-clocked, by a schedule": ob.self_clocked(meet="all"),
+    "self-clocked, bounded": ob.self_clocked(meet="all", staleness=2),
     "self-clocked, not late": ob.self_clocked(1, late=0),
     "decoupled": ob.decoupled(2, quorum=2),
     "decoupled, quorum of one": ob.decoupled(quorum=1, merge="direct"),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import re
+import runpy
 import tempfile
 import time
 import warnings
@@ -14,8 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from tests.support.forge import hear, say
+from tests.support import forge
+from tests.support.forge import Job, hear, say
 
+PAGE = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text(encoding="utf-8")
+SCRIPTS = dict(re.findall(r'^```python title="(\w+)_train\.py"\n(.*?)^```$', PAGE, flags=re.MULTILINE | re.DOTALL))
 SIZE = 2
 LATE_S = 0.05
 LATE_STEPS = 40
@@ -66,3 +72,21 @@ def shared_folder() -> Path:
 
 def own_folder() -> Path:
     return Path(tempfile.mkdtemp())
+
+
+def told_by_script(trainer: str) -> list[str]:
+    """What each rank prints when the script of docs/trainers.md runs as it stands.
+
+    As torchrun would start it, but in processes that have imported torch and the trainer before.
+    """
+    (outcomes,) = forge.run([Job(_run_script, SIZE, (trainer,))])
+    return forge.values(outcomes)
+
+
+def _run_script(rank: int, trainer: str) -> str:
+    os.chdir(shared_folder())
+    script = Path(f"{rank}.py")
+    script.write_text(SCRIPTS[trainer], encoding="utf-8")
+    with quiet(), contextlib.redirect_stdout(io.StringIO()) as told:
+        runpy.run_path(str(script), run_name="__main__")
+    return told.getvalue()

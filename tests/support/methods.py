@@ -58,6 +58,13 @@ def graphs(workers: int, drawn: Settings) -> st.SearchStrategy[Any]:
 WAITS = one("first", "majority", "everyone", 1, 2, 3, 0.25, 0.5, 0.9)
 STALENESS: Choice = lambda workers, drawn: st.none() if drawn["sync"] == "barrier" else st.sampled_from([None, 1, 2, 5])  # noqa: E731
 
+GRACE = one(0.0, 0.0, 0.05, 0.7, "auto", "auto")
+
+
+def of_those_who_come(drawn: Settings) -> bool:
+    return drawn["meet"] == "arrived" and drawn["group"] is not None
+
+
 MOMENTS = one(None, None, 1, 3, "1/1", "2/1")
 
 CHOICES: dict[str, dict[str, Choice]] = {
@@ -75,21 +82,23 @@ CHOICES: dict[str, dict[str, Choice]] = {
     "eager": {
         "wait": WAITS, "sync_every": one(None, 1, 2, 5, 33), "stale": one("carry", "carry", "drop", "fade"),
         "apply": one("queue", "queue", "latest"), "catch_up": one("current", "every_step"),
-        "sync": one("barrier", "bounded"), "staleness": STALENESS, "late": one(0, 1), "per_node": per_node,
-        "codec": codecs,
+        "sync": one("barrier", "bounded"), "staleness": STALENESS, "late": one(0, 1), "grace": GRACE,
+        "per_node": per_node, "codec": codecs,
     },
     "msync": {"m": one("75%", "2 workers", 1, 2, 3, 0.25, 0.5, 0.9, 1.0), "codec": codecs},
     "ringmaster": {"threshold": one("workers", None, 1, 2, 5), "per_node": per_node, "codec": codecs},
     "wagma": {
         "group": lambda workers, drawn: st.none() | st.integers(1, workers), "tau": one(None, 1, 3, 10),
         "wait": WAITS, "merge": one("paper", "correct"), "catch_up": one("current", "every_step"),
-        "sync": one("barrier", "bounded"), "staleness": STALENESS, "late": one(0, 1), "per_node": per_node,
-        "codec": codecs,
+        "sync": one("barrier", "bounded"), "staleness": STALENESS, "late": one(0, 1), "grace": GRACE,
+        "per_node": per_node, "codec": codecs,
     },
     "self_clocked": {
         "period": one(1, 2, 3, "spread"), "group": lambda workers, drawn: st.none() | st.integers(1, workers),
-        "wait": WAITS, "late": one(0, 1), "staleness": one(None, None, 2, 5), "per_node": per_node, "codec": codecs,
-        "squares": one(1, 4),
+        "wait": WAITS, "late": one(0, 1), "meet": one("arrived", "all"), "pause": one(0.0, 0.5, 1.0),
+        "staleness": lambda workers, drawn: st.none() if of_those_who_come(drawn) else st.sampled_from([None, 2, 5]),
+        "grace": lambda workers, drawn: st.just(0.0) if of_those_who_come(drawn) else GRACE(workers, drawn),
+        "per_node": per_node, "codec": codecs, "squares": one(1, 4),
     },
     "nonblocking": {
         "micro": one("auto", 1, 2, 3, 8),
@@ -109,7 +118,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
     },
     "decoupled": {
         "every": whole(1, 4), "fragments": whole(1, 3), "quorum": WAITS, "merge": one("radial", "direct"),
-        "outer_lr": one(0.0, 0.7, 1.0), "outer_momentum": one(0.0, 0.9), "per_node": per_node,
+        "outer_lr": one(0.0, 0.7, 1.0), "outer_momentum": one(0.0, 0.9), "grace": GRACE, "per_node": per_node,
     },
     "sparseloco": {
         "period": whole(1, 5), "decay": one(0.0, 0.5, 0.95, 1.0), "outer_lr": one(0.0, 0.65, 1.0),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -246,8 +245,6 @@ def check_report(folder: Path | None) -> None:
     """The folder is to be new, empty, or that of an earlier run, which it then replaces."""
     if folder is None:
         return
-    if find_spec("plotly") is None:
-        raise ValueError("a report needs Plotly, which is not installed; pip install 'offbeat[report]'")
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--report {folder} is a file; name a folder")
     if folder.is_dir():

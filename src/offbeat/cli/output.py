@@ -19,7 +19,7 @@ from rich.text import Text
 
 from offbeat.basics.version import __version__
 from offbeat.cli.options import check_file, check_json, check_report
-from offbeat.report import folder, page, perfetto
+from offbeat.report import charts, folder, page, perfetto
 from offbeat.report.folder import Recording, Story
 from offbeat.report.table import Record, runs_table
 
@@ -55,8 +55,12 @@ class Outputs:
             made = time.strftime("%Y-%m-%d %H:%M:%S %z")
             story = Story(heading, COMMAND.get(), made, versions(), recordings)
             folder.write(self.report, story)
-            page.write(self.report / "report.html", story)
-            print(f"wrote {self.report / 'report.html'}", file=sys.stderr)
+            if charts.drawable():
+                page.write(self.report / "report.html", story)
+                print(f"wrote {self.report / 'report.html'}", file=sys.stderr)
+            else:
+                later = f"{charts.INSTALL}, then offbeat report {self.report}"
+                print(f"wrote {self.report}; its page needs Plotly, which is not installed: {later}", file=sys.stderr)
 
 
 def show(records: Sequence[Record], heading: str) -> None:

@@ -35,9 +35,9 @@ def report(
     show_slow(story.recordings)
     for note in story.notes:
         print(f"note: {note}", file=sys.stderr)
-    place = output or run / "report.html"
-    page.write(place, story)
-    print(f"wrote {place}", file=sys.stderr)
     if trace is not None:
         perfetto.write(trace, story.recordings)
         print(f"wrote {trace}: open it at https://ui.perfetto.dev", file=sys.stderr)
+    place = output or run / "report.html"
+    page.write(place, story)
+    print(f"wrote {place}", file=sys.stderr)

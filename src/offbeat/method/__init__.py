@@ -50,6 +50,7 @@ from offbeat.method.facts import Facts, Reported
 from offbeat.method.replica import Replica
 from offbeat.method.strategy import Body, Strategy, method
 from offbeat.rounds import micro, pacing, waiting
+from offbeat.rounds.grace import Window, checked_window
 from offbeat.rounds.micro import Stop, Weighting
 from offbeat.rounds.rules import Absent, CatchUp, Rules
 from offbeat.rounds.waiting import Wait
@@ -104,7 +105,9 @@ __all__ = [
     "Vec",
     "Wait",
     "Weighting",
+    "Window",
     "between",
+    "checked_window",
     "codec",
     "draw",
     "matchings",

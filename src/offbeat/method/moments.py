@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
@@ -20,17 +20,24 @@ class Moments:
     """The moments of one order (1: of gradients, 2: of their squares), copied from an optimiser.
 
     ``value`` has the same size on every worker, also on one that has taken no step yet and so has none (it is
-    zero then, and not ``are_there``). Beside a phantom it is one, of the size of the weights.
+    zero then, and not ``are_there``). Beside a phantom it is one, of the size of the weights. ``held``: what of a
+    tensor lies here.
     """
 
     def __init__(
-        self, order: int, x: Vec, groups: Sequence[Mapping[str, Any]], states: Mapping[Any, Mapping[str, Any]]
+        self,
+        order: int,
+        x: Vec,
+        groups: Sequence[Mapping[str, Any]],
+        states: Mapping[Any, Mapping[str, Any]],
+        held: Callable[[Any], Tensor] = lambda tensor: tensor,
     ) -> None:
         parameters = [p for group in groups for p in group.get("params", ())]
         parameters.sort(key=lambda p: (str(p.dtype), str(p.device)))  # stable: each kind in the optimiser's own order
-        self._own = [_found(states.get(p, {}), order) for p in parameters]
+        found = [_found(states.get(p, {}), order) for p in parameters]
+        self._own = [None if own is None else held(own) for own in found]
         self.are_there = any(own is not None for own in self._own)
-        pairs = zip(parameters, self._own, strict=True)
+        pairs = zip(map(held, parameters), self._own, strict=True)
         kinds = [list(kind) for _, kind in groupby(pairs, key=lambda pair: (pair[0].dtype, pair[0].device))]
         parts = [torch.cat([_flat(p, own) for p, own in kind]) for kind in kinds]
         self._sizes = [[p.numel() for p, _ in kind] for kind in kinds]
@@ -67,14 +74,14 @@ def as_of_the_mean(
             squares = [state["exp_avg_sq"] for state in of]
             means = torch._foreach_pow([state["exp_avg"] for state in of], 2)
             torch._foreach_mul_(means, scale)
-            noise = list(torch._foreach_sub(squares, means))
+            noise = torch._foreach_sub(squares, means)
             torch._foreach_clamp_min_(noise, 0.0)
             torch._foreach_mul_(noise, 1 - 1 / workers)
             torch._foreach_sub_(squares, noise)
-            taken.append((squares, noise, float(beta2)))
+            taken.append((squares, list(noise), float(beta2)))
     yield
-    for own, part, beta in taken:
-        torch._foreach_add_(own, part, alpha=beta)
+    for own, less, decay in taken:
+        torch._foreach_add_(own, less, alpha=decay)
 
 
 def _found(state: Mapping[str, Any], order: int) -> Tensor | None:

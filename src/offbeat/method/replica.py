@@ -7,6 +7,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from torch import Tensor
+
 from offbeat.method.effects import Next, Turn
 from offbeat.method.facts import Reported
 from offbeat.method.moments import Moments, as_of_the_mean
@@ -22,7 +24,9 @@ class Replica:
     ``x`` are the weights, ``model`` the weights together with floating buffers (such as BatchNorm statistics): both
     are the live memory of the model, so ``me.x.copy_(…)`` changes it. ``horizon`` is the number of steps of the run
     where that is known; ``parameters`` how many the weights consist of, where gradients say which of them they used;
-    ``slots``: where each of them lies.
+    ``slots``: where each of them lies, ``sizes``: the bytes of each, which may be more than what lies here. ``whole``:
+    where this is a shard of a model, what makes sums over it sums over all of the model; ``held``: what of a tensor
+    lies here.
     ``memory`` is the strategy's own (``recall``); runtimes read ``reported``.
     """
 
@@ -40,6 +44,9 @@ class Replica:
         parameters: int = 0,
         states: Callable[[], Mapping[Any, Mapping[str, Any]]] = dict,
         slots: Sequence[Slot] = (),
+        sizes: Sequence[int] = (),
+        whole: Callable[[Vec], Vec] = lambda v: v,
+        held: Callable[[Any], Tensor] = lambda tensor: tensor,
     ) -> None:
         self.rank, self.size, self.seed, self.horizon = rank, size, seed, horizon
         self.x, self.parameters = x, parameters
@@ -49,6 +56,7 @@ class Replica:
         self.reported = Reported()
         self._update = update
         self._groups, self._after, self._states, self._slots = groups, after, states, tuple(slots)
+        self._sizes, self._whole, self._held = tuple(sizes), whole, held
 
     @property
     def lr(self) -> float:
@@ -80,7 +88,7 @@ class Replica:
 
     def moments(self, order: int) -> Moments:
         """A copy of the inner optimiser's averages of gradients (``order`` 1) or of their squares (2), as a vector."""
-        return Moments(order, self.x, self._groups(), self._states())
+        return Moments(order, self.x, self._groups(), self._states(), self._held)
 
     def tensors(self, v: Vec) -> list[Vec]:
         """``v``, which is like the weights, as the model's tensors: views, in the model's order. (A phantom is one.)"""
@@ -89,6 +97,17 @@ class Replica:
         if not self._slots:
             return [Vec((p,)) for p in v.parts]
         return [Vec((v.parts[s.part][s.offset : s.offset + s.numel],)) for s in self._slots]
+
+    def tensor_bytes(self) -> list[int]:
+        """How large each of the model's tensors is, whole."""
+        return list(self._sizes) or [v.nbytes for v in self.tensors(self.x)]
+
+    def square_norm(self, v: Vec) -> Vec:
+        """‖v‖² in float64, as a vector of one number, so that it can be mixed.
+
+        Of ``v`` over the whole model, also where ranks hold it in shards: all of them ask for it then.
+        """
+        return self._whole(v.square_norm())
 
     def steps(self) -> Steps:
         """The steps of the run, from where it stands (after a resume not from 0); everybody takes all of them."""
@@ -102,7 +121,7 @@ class Replica:
     def release(self) -> None:
         """The run is over: let go of the weights' memory. What the strategy remembers stays, for a checkpoint."""
         self.x = self.model = Vec(())
-        self._update, self._states = lambda g: None, dict
+        self._update, self._states, self._whole = lambda g: None, dict, lambda v: v
 
     def recall(self, **first: Any) -> SimpleNamespace:
         """What this strategy remembers across a checkpoint: numbers, ``None``, vectors, and lists of these.

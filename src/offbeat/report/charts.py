@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from offbeat.report.folder import Recording
@@ -21,6 +22,7 @@ HATCH = {"fillmode": "overlay", "fgcolor": "#ffffff", "fgopacity": 0.6, "size": 
 MOST_POINTS = 300
 MOST_BARS = 32
 MOST_STALE = 16
+INSTALL = "pip install 'offbeat[report]'"
 
 
 def graph_objects() -> Any:
@@ -28,8 +30,13 @@ def graph_objects() -> Any:
     try:
         import plotly.graph_objects as go
     except ModuleNotFoundError:
-        raise ValueError("a report needs Plotly, which is not installed; pip install 'offbeat[report]'") from None
+        raise ValueError(f"the page needs Plotly, which is not installed; {INSTALL}") from None
     return go
+
+
+def drawable() -> bool:
+    """Whether Plotly is there."""
+    return find_spec("plotly") is not None
 
 
 def loss_over_time(runs: Sequence[Recording]) -> Figure | None:

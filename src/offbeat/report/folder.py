@@ -54,7 +54,7 @@ class Story:
 def write(folder: Path, story: Story) -> None:
     """Write the folder, anew if there is one. ``run.json`` comes last: where it is, the rest is whole."""
     folder.mkdir(parents=True, exist_ok=True)
-    for old in [folder / "run.json", *folder.glob("[0-9]*-*.jsonl")]:
+    for old in [folder / "run.json", folder / "report.html", *folder.glob("[0-9]*-*.jsonl")]:
         old.unlink(missing_ok=True)
     files = []
     for number, recording in enumerate(story.recordings, 1):

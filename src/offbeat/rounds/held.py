@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+NEVER = sys.maxsize  # results that nobody sees: waited for by one whose rounds others have no part in
 
 
 @dataclass(frozen=True)

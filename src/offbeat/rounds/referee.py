@@ -1,8 +1,11 @@
 """When a partial round starts.
 
 Rounds of a channel are numbered 0, 1, 2, … and run in that order; a run that was taken up again goes on with the number
-it had reached. Everything is decided by these numbers, never by timing. A *base* is the number of results that were
-contained in the weights a step was begun with; a contribution with base b in round v is stale by v − b.
+it had reached. Where rounds are made of those who have arrived (`offbeat.rounds.pool`), each seat counts the rounds
+that it has a part in, and what it says of itself goes by that count; elsewhere the two are the same. Everything is
+decided by these numbers, never by timing; but for a grace window, for which the drivers say what time it is. A *base*
+is the number of results that were contained in the weights a step was begun with; a contribution with base b in round v
+is stale by v − b.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
+from offbeat.rounds.grace import Grace
+from offbeat.rounds.pool import Pool
 from offbeat.rounds.rules import Rules
 
 
@@ -43,6 +48,8 @@ class Referee:
     size: int
     seed: int
     started: int = 0  # rounds started so far, so also the number of the next one
+    deadline_s: float | None = None  # when the next round starts, if nothing is heard before: `tick` is called then
+    in_batches: bool = False  # those who have come meet when `tick` says so, not one by one as they come
     _position: list[int] = field(default_factory=list)  # the last round a worker has arrived for
     _computing: list[int | None] = field(default_factory=list)  # the base of the step it is in, if it is in one
     _deposit: list[int] = field(default_factory=list)  # the base of its last deposit
@@ -51,15 +58,29 @@ class Referee:
     _held: set[int] = field(default_factory=set)
     _training: set[int] = field(default_factory=set)  # neither finished nor standing nor held
     _arrived: set[int] = field(default_factory=set)  # of those, who has arrived for the next round
+    _pool: Pool | None = None
+    _ticks: bool = False
+    _grace: Grace | None = None
+    _now_s: float = 0.0
+    _members: dict[int, tuple[int, ...]] = field(default_factory=dict)  # of rounds whose members nobody has asked for
+    _had_part: list[int] = field(default_factory=list)  # how many rounds have started that a worker has a part in
 
     def __post_init__(self) -> None:
+        if self.rules.pool is not None:
+            self._pool = Pool(self.size, self.rules.pool, self.seed)
+            self._had_part = [self.started] * self.size
+        if self.rules.grace:
+            self._grace = Grace(self.size, self.rules.grace, self.rules.late)
         self._training = set(range(self.size))
         self._position = [self.started - 1] * self.size
         self._computing = [self.started] * self.size
         self._deposit = [self.started] * self.size
 
-    def hear(self, rank: int, notice: Notice) -> list[int]:
+    def hear(self, rank: int, notice: Notice, now_s: float = 0.0) -> list[int]:
         """What the seat of ``rank`` tells. The rounds that start."""
+        self._now_s = now_s
+        if self._grace is not None and notice.what in (Say.ARRIVED, Say.PASSED):
+            self._grace.came(rank, now_s)
         next_base = notice.next_base if notice.next_base >= 0 else None
         match notice.what:
             case Say.ARRIVED:
@@ -131,10 +152,25 @@ class Referee:
             self._returns(rank)
         return self._start()
 
+    def tick(self, now_s: float) -> list[int]:
+        """Time has passed. The rounds that start."""
+        self._ticks, self._now_s = True, now_s
+        begun = self._start()
+        self._ticks = False
+        return begun
+
+    def members(self, version: int) -> tuple[int, ...] | None:
+        """Who takes part in a round that has started, to be asked once. None: everyone, each in its block."""
+        return self._members.pop(version, None)
+
+    def started_with(self, rank: int) -> int:
+        """How many rounds have started that ``rank`` has a part in."""
+        return self.started if self._pool is None else self._had_part[rank]
+
     @property
     def waits(self) -> bool:
-        """Whether somebody has arrived for a round that may not start yet."""
-        return bool(self._arrived)
+        """Whether somebody has arrived for a round that may not start yet, and cannot go on without it."""
+        return bool(self._arrived) and (self._pool is None or not self.rules.late)
 
     @property
     def holds(self) -> bool:
@@ -144,6 +180,8 @@ class Referee:
     def _leaves(self, rank: int) -> None:
         self._training.discard(rank)
         self._arrived.discard(rank)
+        if self._pool is not None:
+            self._pool.leave(rank)
 
     def _returns(self, rank: int) -> None:
         if rank not in self._finished | self._standing | self._held:
@@ -155,16 +193,52 @@ class Referee:
         return len(self._finished) == self.size
 
     def _note(self, rank: int) -> None:
-        if rank in self._training and self._position[rank] >= self.started:
+        if rank in self._training and self._position[rank] >= self.started_with(rank):
             self._arrived.add(rank)
+            if self._pool is not None:
+                self._pool.come(rank)
 
     def _start(self) -> list[int]:
-        begun = []
-        while self._may_start(self.started):
+        begun: list[int] = []
+        if self.in_batches and not self._ticks:
+            return begun
+        # Where a quorum has let one group meet, all who are there may: they are as many rounds as they make groups.
+        while (self._pool is not None and begun) or self._may_start(self.started):
+            if self._hopes_for_more(self.started) or not self._are_called(self.started):
+                return begun
             begun.append(self.started)
             self.started += 1
-            self._arrived = {r for r in self._arrived if self._position[r] >= self.started}
+            self._arrived = {r for r in self._arrived if self._position[r] >= self.started_with(r)}
+            if self._grace is not None:
+                self._grace.started(self._now_s)
+        if self._grace is not None:
+            self._grace.not_yet()
+            self.deadline_s = None
         return begun
+
+    def _hopes_for_more(self, version: int) -> bool:
+        """Whether a round that may start waits for others all the same; a full one has waited for them."""
+        self.deadline_s = None
+        missing = self._training - self._arrived
+        if self._grace is None or not missing or self.rules.is_full(version):
+            return False
+        in_time = [rank for rank in missing if self._would_count(rank, version)]
+        until_s = self._grace.until_s(self._now_s, self._arrived, in_time)
+        if self._now_s < until_s:
+            self.deadline_s = until_s
+        return self.deadline_s is not None
+
+    def _are_called(self, version: int) -> bool:
+        """Choose who takes part. False: those who are there wait for others."""
+        if self._pool is None:
+            return True
+        members = self._pool.gather(version, self._training)
+        if members is None:
+            return False
+        self._members[version] = members
+        for rank in members:
+            self._had_part[rank] += 1
+        return True
 
     def _may_start(self, version: int) -> bool:
         arrived, training = self._arrived, self._training
@@ -177,6 +251,15 @@ class Referee:
         if self.rules.bound is None:
             return True
         return not any(self._too_old(r, version) for r in range(self.size) if r not in arrived and r not in self._held)
+
+    def _would_count(self, rank: int, version: int) -> bool:
+        """Whether what ``rank`` is computing would be in time for this round."""
+        base = self._computing[rank]
+        if base is None:
+            return False
+        if self.rules.good_for is not None:
+            return version - base < self.rules.good_for
+        return version - base <= self.rules.late
 
     def _too_old(self, rank: int, version: int) -> bool:
         """Would leaving ``rank`` out of this round let something older than the bound be applied?"""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from offbeat.rounds.grace import Window
 from offbeat.rounds.waiting import Wait
 
 CatchUp = Literal["current", "every_step"]
@@ -20,6 +22,9 @@ class Rules:
     goes on computing (0: it waits for it). ``fade``: a gradient counts the less, the staler it is. ``good_for``: a
     gradient that is younger than so many rounds starts or joins the next one, as if it had been made for it; an older
     one is dropped, and its worker goes on with the newest weights. (None: only what was made for a round starts it.)
+    ``pool``: a round is made of so many of those who have handed something in; the others have no part in it, and
+    nothing answers for them. (None: all take part in every round, each in its block of a schedule.) ``grace``: how long
+    a round that may start waits for others, in seconds, or as long as that pays (`offbeat.rounds.grace`).
     """
 
     wait: Wait
@@ -30,15 +35,27 @@ class Rules:
     late: int = 0
     fade: bool = False
     good_for: float | None = None
+    pool: int | None = None
+    grace: Window = 0.0
+
+    def __post_init__(self) -> None:
+        if self.pool is not None:  # each has rounds of its own number: none that all stop for, none that is too old
+            assert (self.absent, self.good_for) == ("shared", math.inf)
+            assert (self.full_every, self.bound, self.grace) == (None, None, 0)
 
     def among(self, workers: int) -> Rules:
         """The rules where so many take part: alone there is nobody to wait for, so nothing needs to be late."""
-        return self if workers > 1 else replace(self, late=0)
+        return self if workers > 1 else replace(self, late=0, pool=None)
 
     @property
     def of_weights(self) -> bool:
         """Weights are averaged within a block; else gradients are summed and divided by all."""
         return self.absent in ("last", "shared")
+
+    @property
+    def hears_of_late(self) -> bool:
+        """Whether the referee is told of deposits that come too late for their round: when, and what comes next."""
+        return self.bound is not None or bool(self.grace)
 
     def is_full(self, version: int) -> bool:
         return self.full_every is not None and (version + 1) % self.full_every == 0

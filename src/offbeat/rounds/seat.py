@@ -3,7 +3,8 @@
 Both worlds drive the same seats. A driver does three things, and decides nothing:
 
 1. It passes every `Notice` that a seat hands out on to the channel's referee (`Referee.hear`), which answers with the
-   rounds that start; and it lets each seat hear of every round, in the order of their numbers.
+   rounds that start; and it lets each seat hear of every round that it has a part in, in the order of their numbers.
+   A seat counts these rounds: where all take part in all of them, the count is the number of the round.
 2. For round v it asks the seats of a block for a ``snapshot``, sums what they give, and hands the mean to each of them
    with ``deliver``. Rounds of one seat never overlap. When all have finished, one more round is the *flush*.
 3. It lets a worker wait until ``results`` has reached what the seat says: ``needs_first`` before a deposit, ``needs``
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from offbeat.rounds.place import Place
 from offbeat.rounds.referee import Notice, Say
@@ -84,7 +85,14 @@ class Outcome:
         return cls(version, value, shares, members, flush, contributors)
 
 
+THROUGH = "through"  # written down by whoever looks: where the seats are kept at the hub, the worker
 Event = tuple[str, int]  # what happened at a seat, and the step or round it was about
+
+
+class Diary(Protocol):
+    """Where events are written down: a list, or whoever does the same after us."""
+
+    def append(self, event: Event, /) -> None: ...
 
 
 class Seat:
@@ -105,15 +113,16 @@ class Seat:
         first_round: int = 0,
         first_step: int = 0,
         new: Callable[[], Vec] | None = None,
-        log: list[Event] | None = None,
+        log: Diary | None = None,
     ) -> None:
         self.rules, self._whom, self._nodes, self.rank, self.size = rules, whom, nodes, rank, nodes.count
         self.tray = Tray(rules.absent, new)
         self.place = Place.beginning(rules, first_round)
         self._ahead = first_round - first_step  # rounds begin with the steps
-        self._results: dict[int, tuple[Outcome, int]] = {}  # with how many deposits of this worker are in it
+        self._results: dict[int, tuple[Outcome, int]] = {}  # by count; with how many deposits of this worker are in it
         self._lent: list[Vec] = []  # values that the strategy may still be reading
-        self._shown: list[Got] = []  # results that the worker has heard of and not taken, as far as is known here
+        # By count, results that the worker has heard of and not taken, as far as is known here.
+        self._shown: list[tuple[int, Got]] = []
         self._newest: Vec | None = None  # the last deposit, which what was shown before does not contain
         self._owns = new is not None
         self.needs = 0
@@ -135,10 +144,12 @@ class Seat:
         """How many results must be there before the next deposit: that of the round arrived for last."""
         return self.place.outstanding + 1 if self.place.must_wait_first() else 0
 
-    @property
-    def may_hand_in(self) -> bool:
-        """Whether a deposit now would wait for nothing."""
-        return self.results >= self.needs_first
+    def is_through(self, step: int) -> bool:
+        """Whether a deposit after ``step`` would wait for nothing, as far as this seat knows."""
+        found = self.results >= self.needs_first
+        if found:
+            self._note(THROUGH, step)
+        return found
 
     def offer(self, x: Vec, step: int, upto: int | None = None) -> Notice | None:
         """Deposit the work of a step. It counts for the current round, or is late, and its worker goes on.
@@ -159,7 +170,7 @@ class Seat:
         else:
             self.tray.deposit(x, deposit, self.place.weight())
         self.needs = self.place.waits_for(position)
-        if self.rules.bound is None:  # only a bound asks what a worker computes with
+        if not self.rules.hears_of_late:
             return None if position is None else Notice(Say.ARRIVED, position, deposit.base)
         next_base = max(self.place.takes_at_least(step), self.needs) if upto is None else upto
         return Notice(Say.ARRIVED if position is not None else Say.PASSED, position or 0, deposit.base, next_base)
@@ -180,21 +191,21 @@ class Seat:
         a worker that takes the newest adds its last step alone.
         """
         self._note("show", self.results)
-        since = max([self.place.taken, *(got.version + 1 for got in self._shown)])
+        since = max([self.place.taken, *(count + 1 for count, _ in self._shown)])
         there = sorted(v for v in self._results if self.place.taken <= v < self.results)
         new = there[-1:] if self.rules.absent == "shared" else [v for v in there if v >= since]
-        shown = [self._got(v, coming=1) for v in new]
+        shown = [(v, self._got(v, coming=1)) for v in new]
         self._shown += shown
-        return shown
+        return [got for _, got in shown]
 
     def shown_upto(self, count: int) -> int:
         """How many results a worker has that took the first ``count`` of those it was shown and had not taken."""
-        return self._shown[count - 1].version + 1 if count else self.place.taken
+        return self._shown[count - 1][0] + 1 if count else self.place.taken
 
     def began(self) -> Notice | None:
         """The next step is under way, with everything that was taken."""
-        bounded = self.rules.bound is not None
-        return Notice(Say.BEGAN, 0, self.place.base) if bounded and not self.has_finished else None
+        said = self.rules.hears_of_late and not self.has_finished
+        return Notice(Say.BEGAN, 0, self.place.base) if said else None
 
     def finish(self) -> Notice | None:
         """No data left: it never counts again, but goes on answering."""
@@ -216,12 +227,12 @@ class Seat:
     def next(self) -> Got | None:
         """The oldest result not taken yet, if there is one, for a worker that takes each by itself."""
         self.reclaim()
-        version = min(self._results, default=self.results)
-        if version >= self.results:
+        count = min(self._results, default=self.results)
+        if count >= self.results:
             return None
-        self._note("next", version)
-        self.place.taken = self.place.base = version + 1
-        return self._got(version)
+        self._note("next", self._results[count][0].version)
+        self.place.taken = self.place.base = count + 1
+        return self._got(count)
 
     def stand(self) -> Notice:
         """It takes no step until it is back, and nobody waits for it; it takes every result, as one without data."""
@@ -235,7 +246,11 @@ class Seat:
         return Notice(Say.BACK)
 
     def catch_up(self, results: int) -> list[Got]:
-        """All results of the rounds that have started, so that all workers have applied the same ones."""
+        """All results of the rounds that have started, so that all workers have applied the same ones.
+
+        ``results``: how many all have agreed on, of which not every worker may have a part in each.
+        """
+        results = min(results, self.results)
         self._note("catch up", results)
         self.takes_each = self.has_finished
         return self._taken(self.place.take(results - 1)) if results else []
@@ -254,31 +269,36 @@ class Seat:
         return [self._got(version) for version in versions if version in self._results]
 
     def _taken_as_shown(self, upto: int) -> list[Got]:
-        taken, self._shown = [g for g in self._shown if g.version < upto], [g for g in self._shown if g.version >= upto]
+        taken = [got for count, got in self._shown if count < upto]
+        self._shown = [(count, got) for count, got in self._shown if count >= upto]
         for version in [v for v in self._results if v < upto]:
             del self._results[version]
         if self.rules.absent == "shared" and self._newest is not None:
             taken = [replace(got, value=got.value.clone().add_(self._newest)) for got in taken[-1:]]
         return taken
 
-    def _got(self, version: int, coming: int = 0) -> Got:
+    def _got(self, count: int, coming: int = 0) -> Got:
         """``coming``: deposits that the worker will have made when it takes this; until then the result stays."""
-        outcome, deposits = self._results[version] if coming else self._results.pop(version)
+        outcome, deposits = self._results[count] if coming else self._results.pop(count)
         # A late result knows nothing of the deposit just made.
         fresh = deposits >= self.tray.deposits + coming - self.rules.late
-        value, full = outcome.value, outcome.flush or self.rules.is_full(version)
+        value, full = outcome.value, outcome.flush or self.rules.is_full(outcome.version)
         if self.rules.absent == "shared":
-            newest = version + 1 == self.results and deposits == self.tray.deposits
+            newest = count + 1 == self.results and deposits == self.tray.deposits
             if not newest:  # else the tray has become just that
                 value = self.tray.show_into(value if self._owns else value.clone())
         if self._owns:
             self._lent.append(value)
-        return Got(version, value, fresh, full, outcome.members, outcome.contributors)
+        return Got(outcome.version, value, fresh, full, outcome.members, outcome.contributors)
 
     # A round.
 
+    def is_next(self, version: int) -> bool:
+        """Whether it is through with every round before ``version`` that it has a part in."""
+        return self.results == (version if self.rules.pool is None else self.place.begun)
+
     def members(self, version: int, flush: bool = False) -> tuple[int, ...]:
-        """With whom this seat averages in round ``version``."""
+        """With whom this seat averages in round ``version``, where the referee names nobody."""
         if flush or self.rules.is_full(version):
             return tuple(range(self.size))
         W = self._whom(version)
@@ -300,11 +320,12 @@ class Seat:
         """What answers for the worker in round ``version``, with the record of what is in it."""
         self._note("flush" if flush else "snapshot", version)
         deposits = self.tray.pieces
-        in_time = bool(deposits) and not flush and self.place.made_for(version, deposits[-1].base)
-        self.place.begun = version + 1
-        shot = self.tray.snapshot(version, in_time, scale)
-        age = shot.staleness(version)
-        share = None if age is None else Freshness(age, shot.fresh(version, self.rules.catch_up))
+        count = self.place.begun
+        in_time = bool(deposits) and not flush and self.place.made_for(count, deposits[-1].base)
+        self.place.begun = count + 1
+        shot = self.tray.snapshot(count, in_time, scale)
+        age = shot.staleness(count)
+        share = None if age is None else Freshness(age, shot.fresh(count, self.rules.catch_up))
         return Given(shot.value, shot.deposits, share)
 
     def deliver(self, outcome: Outcome, given: Given) -> bool:
@@ -323,8 +344,8 @@ class Seat:
                 dropped, _ = self._results.pop(older)
                 if self._owns:
                     self.tray.spare = [*self.tray.spare, dropped.value][-2:]
-        self._results[outcome.version] = (outcome, given.deposits)
-        self.place.results = outcome.version + 1
+        self._results[self.results] = (outcome, given.deposits)
+        self.place.results += 1
         return True
 
     def _note(self, what: str, number: int) -> None:

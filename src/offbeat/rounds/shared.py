@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from offbeat.rounds.seat import Event
+from offbeat.rounds.seat import Diary
 
 if TYPE_CHECKING:
     from offbeat.tensors.vector import Vec
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class SharedVec:
     """One worker's shared weights."""
 
-    def __init__(self, x: Vec, log: list[Event] | None = None) -> None:
+    def __init__(self, x: Vec, log: Diary | None = None) -> None:
         self._y = x.clone()
         self._log = log
         self._departed = self._added = 0

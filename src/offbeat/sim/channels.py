@@ -59,7 +59,8 @@ class SimulatedChannel:
     ) -> None:
         self.channel, self.nodes, self._env, self._network, self._trace = channel, nodes, env, network, trace
         self._size = size = nodes.count
-        self.referee = Referee(channel.rules, size, seed)
+        # Whoever comes at the same instant may meet anybody else who does, not the one before it on a list.
+        self.referee = Referee(channel.rules, size, seed, in_batches=channel.rules.pool is not None)
         self.chairs: dict[int, Chair] = {}
         self.bytes_sent = 0
         self._logs = logs
@@ -94,7 +95,7 @@ class SimulatedChannel:
 
     def through(self, rank: int, step: int, answer: Callable[[bool], None]) -> None:
         """Whether a deposit now would wait for nothing."""
-        answer(self.chairs[rank].seat.may_hand_in)
+        answer(self.chairs[rank].seat.is_through(step))
 
     def finished(self, rank: int) -> None:
         """It never counts again, so a quorum may be complete now."""
@@ -121,18 +122,30 @@ class SimulatedChannel:
     def _tell(self, rank: int, notice: Notice | None) -> None:
         if notice is None:
             return
-        for version in self.referee.hear(rank, notice):
-            self._after(self._news_s, functools.partial(self._activated, version, rank))
+        referee, now = self.referee, self._env.now
+        self._begin(referee.hear(rank, notice, now), rank)
+        at = now if referee.in_batches else referee.deadline_s
+        if at is not None:  # not the clock's time then, which may be a rounding error before it
+            self._after(at - now, lambda: self._begin(referee.tick(at), rank))
         if self.referee.all_finished and not self._flushing:
             self._flushing = True
-            self._after(self._news_s, functools.partial(self._activated, self.referee.started, FLUSH))
+            self._after(self._news_s, functools.partial(self._activated, self.referee.started, FLUSH, None))
 
     # Rounds.
 
     def _after(self, seconds: float, go: Callable[[], None]) -> None:
         self._env.timeout(seconds).callbacks.append(lambda _: go())
 
-    def _activated(self, version: int, started_by: int) -> None:
+    def _begin(self, versions: Sequence[int], started_by: int) -> None:
+        for version in versions:
+            members = self.referee.members(version)
+            self._after(self._news_s, functools.partial(self._activated, version, started_by, members))
+
+    def _activated(self, version: int, started_by: int, members: tuple[int, ...] | None) -> None:
+        if members is not None:
+            self._known.append((version, members, started_by))
+            self._go_on()
+            return
         flush = started_by == FLUSH
         blocks: dict[int, tuple[int, ...]] = {}  # by their first rank: hashing a thousand ranks takes long
         for rank, chair in self.chairs.items():
@@ -151,7 +164,7 @@ class SimulatedChannel:
         """
         waiting, self._known = self._known, []
         for version, ranks, started_by in waiting:
-            if all(self.chairs[r].seat.place.results == version for r in ranks):
+            if all(self.chairs[r].seat.is_next(version) for r in ranks):
                 self._sum(version, ranks, started_by)
             else:
                 self._known.append((version, ranks, started_by))
@@ -199,12 +212,14 @@ class SimulatedChannel:
     def _record(self, version: int, given: dict[int, Given], shares: dict[int, Freshness], started_by: int) -> None:
         """One record a round, written when the last of its blocks is through (which is in the order of the rounds)."""
         now = self._env.now
-        waited = {r: now - self.chairs[r].waits_since.pop(version, now) for r in given}
+        chairs = {r: self.chairs[r] for r in given}
+        waited = {r: now - chair.waits_since.pop(chair.seat.results - 1, now) for r, chair in chairs.items()}
         if not self._trace.keep_rounds:
             return
         notes = self._notes.setdefault(version, [])
         notes.append((shares, waited))
-        if sum(len(of_block) for _, of_block in notes) < self._size:
+        everyone = self._size if self.channel.rules.pool is None else len(given)
+        if sum(len(of_block) for _, of_block in notes) < everyone:
             return
         del self._notes[version]
         every = dict(sorted((r, share) for of_block, _ in notes for r, share in of_block.items()))

@@ -100,7 +100,7 @@ def adaptive(
             if mem.cnt < mem.p:
                 continue
             mean = await average(everyone(k))
-            apart = (unpack(mean, me.x)[0] - me.x).square_norm()
+            apart = me.square_norm(unpack(mean, me.x)[0] - me.x)
             S, gamma = unpack(await Mix(pack(apart, gamma), everyone(k)), apart, gamma)
             me.model.copy_(mean)
             await moments_too.averaged(everyone(k))

@@ -13,6 +13,8 @@ from offbeat.method import (
     Replica,
     Rules,
     Wait,
+    Window,
+    checked_window,
     codec,
     one_of,
     topology,
@@ -62,6 +64,7 @@ def rules(
     staleness: int | None,
     late: int,
     fade: bool = False,
+    grace: Window = 0.0,
 ) -> Rules:
     """Check the settings and put them together: full rounds every so often, or a bound instead of them."""
     one_of("catch_up", catch_up, ("current", "every_step"))
@@ -76,4 +79,13 @@ def rules(
         whole("staleness", bound, 1 + late)
     elif staleness is not None:
         raise ValueError(f"staleness={staleness} bounds nothing with sync='barrier'; use sync='bounded'")
-    return Rules(quorum(wait), absent, full_every=full_every, bound=bound, catch_up=catch_up, late=late, fade=fade)
+    return Rules(
+        quorum(wait),
+        absent,
+        full_every=full_every,
+        bound=bound,
+        catch_up=catch_up,
+        late=late,
+        fade=fade,
+        grace=checked_window(grace),
+    )

@@ -17,7 +17,9 @@ from offbeat.method import (
     Rules,
     Vec,
     Wait,
+    Window,
     between,
+    checked_window,
     method,
     numbers,
     one_of,
@@ -70,6 +72,7 @@ def decoupled(
     merge: Literal["radial", "direct"] = "radial",
     outer_lr: float = 0.7,
     outer_momentum: float = 0.9,
+    grace: Window = 0.0,
     per_node: int = 1,
 ) -> Body:
     """Let an outer Nesterov step follow those learners who are ready, one fragment of the model after the other.
@@ -82,10 +85,10 @@ def decoupled(
 
     ``every``: a learner's steps from one round to the next; a fragment's turn comes every ``every · fragments`` steps.
     ``fragments``: whole tensors, near-equal in bytes; a model of fewer tensors has one fragment for each. ``quorum``:
-    who must be there, as ``wait`` of ``eager``. ``merge="radial"``: of each tensor, Δ has the mean length of the ways
-    and the direction of the mean of their directions, so that it does not shrink as ways of many learners part;
-    ``"direct"``: their weighted mean. ``per_node=8``: eight consecutive ranks are one learner, and average their
-    gradients in step.
+    who must be there, as ``wait`` of ``eager``, and ``grace`` how long others are waited for then. ``merge="radial"``:
+    of each tensor, Δ has the mean length of the ways and the direction of the mean of their directions, so that it does
+    not shrink as ways of many learners part; ``"direct"``: their weighted mean. ``per_node=8``: eight consecutive ranks
+    are one learner, and average their gradients in step.
 
     *When it helps*: learners far apart, of unequal speed, some of which fail or stall: the others go on, and a slow one
     counts for what it has done.
@@ -93,8 +96,9 @@ def decoupled(
     steps are lost altogether.
     *Suggested settings*: AdamW inside, ``every · fragments`` of 24 to 100; half of the learners or more as the quorum.
     *Departures*: no server: all keep Θ and buf, and apply the same sums in the same order. The paper waits for one
-    learner and then for a grace window; here it is a quorum. Rounds are waited for by those in time, where the paper
-    lets two be under way. All batches count alike, and embeddings are merged as everything else.
+    learner and then for a window of the time that is left until the result is needed; here it is a quorum, and with
+    ``grace="auto"`` a window that follows from when the others usually come. Rounds are waited for by those in time,
+    where the paper lets two be under way. All batches count alike, and embeddings are merged as everything else.
 
     Example: ``ob.decoupled(every=4, fragments=8, quorum="75%")``
     """
@@ -104,7 +108,7 @@ def decoupled(
     one_of("merge", merge, ("radial", "direct"))
     eta = between("outer_lr", outer_lr, 0, float("inf"))
     mu = between("outer_momentum", outer_momentum, 0, 1)
-    how = Rules(needed(quorum), "anew", good_for=1)
+    how = Rules(needed(quorum), "anew", good_for=1, grace=checked_window(grace))
     radial = merge == "radial"
 
     async def body(me: Replica) -> None:
@@ -117,7 +121,7 @@ def decoupled(
             w, lengths = float(mem.steps[p]), []
             for k, (Theta, theta_m) in enumerate(zip(theta[p], x[p], strict=True)):
                 v = Theta - theta_m
-                length = norm(v)
+                length = norm(me, v)
                 v.put_into(cut.sent[p][k], w / length if radial and length else w)
                 lengths.append(w * length)
             return cut.message(lengths, w)
@@ -132,7 +136,7 @@ def decoupled(
                 p = got.version % F
                 ways, lengths, W = cut.read(got.value, p)
                 for k, way in enumerate(ways if W else ()):  # nobody's steps weigh anything in time alone
-                    delta = way * (radius(way, lengths[k], W) if radial else 1.0 / W)
+                    delta = way * (radius(norm(me, way), lengths[k], W) if radial else 1.0 / W)
                     buf[p][k].mul_(mu).add_(delta)
                     theta[p][k].add_(delta + buf[p][k] * mu, alpha=-eta)
                 for Theta, theta_m in zip(theta[p], x[p], strict=True):
@@ -166,8 +170,8 @@ class Fragments:
         self._me, x = me, me.x
         every = x.fragments(min(count, max(x.numel, 1))) if not x.parts else me.tensors(x)
         self._phantoms = [v.nbytes for v in every] if not x.parts else []
-        self.tensors = packed([v.nbytes for v in every], count)
-        kinds = [(p.dtype, p.device) for p in x.parts]
+        self.tensors = packed(self._phantoms or me.tensor_bytes(), count)
+        kinds = list(dict.fromkeys((p.dtype, p.device) for p in x.parts))
         self._places: list[list[tuple[int, int, int]]] = []  # of each tensor: which part of the message, from, to
         room = [0] * len(kinds)
         for fragment in self.tensors:
@@ -179,8 +183,8 @@ class Fragments:
             self._places.append(places)
             room = [max(a, b) for a, b in zip(room, ends, strict=True)]
         self._most = max(map(len, self.tensors))
-        self._vectors = Vec([p[:n] for p, n in zip(x.parts, room, strict=True)], max(self._phantoms, default=0))
-        self._vectors = self._vectors.zeros_like()
+        parts = [x.parts[0].new_zeros(n, dtype=d, device=v) for n, (d, v) in zip(room, kinds, strict=True)]
+        self._vectors = Vec(parts, max(self._phantoms, default=0))
         self.like = pack(self._vectors, numbers([0.0] * (self._most + 1), x))
         self.sent = [self._cut(self._vectors, p) for p in range(len(self.tensors))]
 
@@ -216,12 +220,14 @@ def packed(nbytes: list[int], count: int) -> list[list[int]]:
     return [sorted(heap) for heap in heaps]
 
 
-def radius(way: Vec, length: float, W: float) -> float:
-    """What makes Σ w φ(v) as long as Σ w ‖v‖ / Σ w, φ(x) = x/‖x‖. Ways that cancel out but for rounding have none."""
-    resultant = norm(way)
+def radius(resultant: float, length: float, W: float) -> float:
+    """What makes Σ w φ(v), which is so long, as long as Σ w ‖v‖ / Σ w, φ(x) = x/‖x‖.
+
+    Ways that cancel out but for rounding have none.
+    """
     return length / W / resultant if resultant > NOTHING * W else 0.0
 
 
-def norm(v: Vec) -> float:
+def norm(me: Replica, v: Vec) -> float:
     """‖v‖."""
-    return math.sqrt(v.square_norm().item())
+    return math.sqrt(me.square_norm(v).item())

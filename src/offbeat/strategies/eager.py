@@ -17,6 +17,7 @@ from offbeat.method import (
     Paper,
     Replica,
     Wait,
+    Window,
     method,
     one_of,
     topology,
@@ -50,6 +51,7 @@ def eager(
     sync: Sync = "barrier",
     staleness: int | None = None,
     late: int = 0,
+    grace: Window = 0.0,
     per_node: int = 1,
     codec: Codec | None = None,
 ) -> Body:
@@ -67,7 +69,9 @@ def eager(
     1 / (1 + the rounds it has missed) (``"fade"``), or is lost (``"drop"``).
 
     ``sync="bounded"`` replaces full rounds by a bound: no gradient older than ``staleness`` rounds is ever applied
-    (default: ``sync_every``). ``late=1`` hides the round behind the next step's computation. ``per_node=8``: eight
+    (default: ``sync_every``). ``late=1`` hides the round behind the next step's computation. ``grace="auto"``: a round
+    that may start waits for those who are about to come, as long as that makes more gradients a second fresh; a number:
+    so many seconds, or until all are there. ``per_node=8``: eight
     consecutive ranks average their gradients in step, over the fast links inside a machine, and count as one worker
     outside; the ``codec`` is for what travels between nodes. What it loses is lost: sent later, it would be a gradient
     of other weights. So it must be one that sends every number.
@@ -100,6 +104,7 @@ def eager(
         staleness=staleness,
         late=late,
         fade=stale == "fade",
+        grace=grace,
     )
 
     async def body(me: Replica) -> None:

@@ -20,8 +20,11 @@ from offbeat.method import (
     Talking,
     Vec,
     Wait,
+    Window,
+    checked_window,
     method,
     nothing_lost,
+    one_of,
     pacing,
     topology,
     whole,
@@ -38,7 +41,7 @@ PAPER = Paper(
     axes=Axes(
         what="weights",
         when="whenever the last exchange is through",
-        whom="rotating pairs, groups, or everyone",
+        whom="pairs or groups of those who have handed in, or everyone",
         wait="a quorum",
         late="at the next exchange",
         merge="the mean, with one's own later steps on top",
@@ -62,7 +65,10 @@ def self_clocked(
     group: int | None = 2,
     wait: str | int | float | Wait = 0.125,
     late: int = 1,
+    meet: Literal["arrived", "all"] = "arrived",
+    pause: float = 1.0,
     staleness: int | None = None,
+    grace: Window = 0.0,
     per_node: int = 1,
     codec: Codec | None = None,
     squares: int = 1,
@@ -76,14 +82,19 @@ def self_clocked(
     changes. A slow worker hands in as often as its own exchanges end, with fewer steps in each.
 
     ``period``: the fewest steps between two exchanges, or ``"spread"``: each worker holds its distance from the means
-    it takes in proportion to the learning rate, as ``adaptive`` does. ``group``: how many average in a round, in
-    rotating groups (``None``: everyone). ``wait``: a round starts when so many have handed in; ``"first"``,
-    ``"3 workers"``, ``"50%"`` or a fraction. ``late=0``: wait for the round instead of computing on. ``staleness``: a
-    round waits for whoever would otherwise bring something older than so many rounds. ``per_node=8``: eight consecutive
-    ranks average their gradients in step and count as one worker outside; the ``codec`` is for what travels between
-    nodes, and what it loses is given to the next round. ``squares=4``: where the optimiser is Adam, it divides by the
-    squares that the mean of four workers' gradients would have, m² + (v − m²)/4, not by its own, which hold four times
-    the noise; all workers together then learn as fast as with Adam on the mean.
+    it takes in proportion to the learning rate, as ``adaptive`` does. ``group``: how many average in a round
+    (``None``: everyone, the absent with what they handed in last). Groups are made of those who have handed in, each
+    with others that it has not met lately; with ``meet="all"`` they rotate by a schedule over everyone, and what the
+    absent handed in last answers for them. ``wait``: a round starts when so many have handed in; ``"first"``,
+    ``"3 workers"``, ``"50%"`` or a fraction. ``pause``: after an exchange during which n steps were taken, ``pause``
+    times n more are taken before the next one, so that with 1 about half of the network's time is used. ``late=0``:
+    wait for the round instead of computing on. ``staleness``, with ``meet="all"``: a round waits for whoever would
+    otherwise bring something older than so many rounds; ``grace``, likewise: how long a round that may start waits for
+    others, as in ``eager``. ``per_node=8``: eight consecutive ranks average their gradients in step and count as one
+    worker outside; the ``codec`` is for what travels between nodes, and what it loses is given to the next round.
+    ``squares=4``: where the optimiser is Adam, it divides by the squares that the mean of four workers' gradients would
+    have, m² + (v − m²)/4, not by its own, which hold four times the noise; all workers together then learn as fast as
+    with Adam on the mean.
 
     *When it helps*: nobody knows beforehand who will be late, or how long a message takes.
     *When it hurts*: where all workers are alike and the network is quick, ``allreduce`` learns more from each sample: a
@@ -100,10 +111,27 @@ def self_clocked(
     sends_all(codec)
     if late not in (0, 1):
         raise ValueError(f"late is {late!r}, but a result can be 0 or 1 rounds late")
+    one_of("meet", meet, ("arrived", "all"))
+    if not pause >= 0:
+        raise ValueError(f"a pause of {pause!r} means nothing; use 0 or more")
     if staleness is not None:
         whole("staleness", staleness, 1 + late)
+    pool = group if meet == "arrived" else None
+    if pool is not None and (staleness is not None or checked_window(grace)):
+        raise ValueError(
+            f"staleness={staleness} and grace={grace!r} are about those who are absent, whom groups of those who have "
+            f'arrived do without; say meet="all"'
+        )
     # Whatever is handed in counts for the next round, however old the weights it was made with.
-    how = Rules(quorum(wait), "shared", bound=staleness, late=late, good_for=math.inf)
+    how = Rules(
+        quorum(wait),
+        "shared",
+        bound=staleness,
+        late=late,
+        good_for=math.inf,
+        pool=pool,
+        grace=checked_window(grace),
+    )
 
     async def body(me: Replica) -> None:
         nodes = Nodes(me.size, per_node)
@@ -117,11 +145,12 @@ def self_clocked(
             samples=0,
         )
         before, steps = me.x.clone(), 0  # my weights when I last handed in, and the steps since
+        through, took = False, 0  # whether that exchange is over, and the steps that were taken meanwhile
 
         def since() -> Vec | None:
             """How far I have moved since I handed in; from now on that is handed in."""
-            nonlocal steps
-            moved, steps = steps > 0, 0
+            nonlocal steps, through, took
+            moved, steps, through, took = steps > 0, 0, False, 0
             return before.mul_(-1.0).add_(me.x) if moved else None
 
         talking = me.reported.talking or Talking()
@@ -144,14 +173,14 @@ def self_clocked(
                 before.copy_(me.x)
             me.step(await own_gradient(me, per_node), mean_of=min(squares, P))
             steps += 1
-            if steps < mem.p:
-                continue
-            if await partial.through(t):
+            through = through or await partial.through(t)
+            took += not through
+            if through and steps >= max(mem.p, (1 + pause) * took):
                 moved = since()
                 assert moved is not None
                 talking = talking.handed_in()
                 adopt(await partial.mix(moved, t))
-            else:
+            elif not through and steps >= mem.p:
                 talking = talking.waiting()
             me.report(talking=talking)
         async for got in partial.rest(since):
@@ -162,7 +191,7 @@ def self_clocked(
 
 def _follow_spread(me: Replica, mem: SimpleNamespace, mean: Vec) -> None:
     """A longer period while I am near the means I take, a shorter one where I am far from them."""
-    apart, pace = (mean - me.x).square_norm().item(), pacing.Pace(mem.p, mem.C2, mem.samples)
+    apart, pace = me.square_norm(mean - me.x).item(), pacing.Pace(mem.p, mem.C2, mem.samples)
     if mem.samples < MEASURED:
         pace = pacing.sampled(pace, apart, me.lr)
     else:

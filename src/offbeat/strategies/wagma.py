@@ -19,6 +19,7 @@ from offbeat.method import (
     Replica,
     Vec,
     Wait,
+    Window,
     method,
     nothing_lost,
     one_of,
@@ -62,6 +63,7 @@ def wagma(
     sync: Sync = "barrier",
     staleness: int | None = None,
     late: int = 0,
+    grace: Window = 0.0,
     per_node: int = 1,
     codec: Codec | None = None,
 ) -> Body:
@@ -78,6 +80,7 @@ def wagma(
     computes, and the worker adds its step to it, so the mean of all weights is preserved whoever is late.
     ``sync="bounded"`` replaces the full rounds by a bound: nothing older than ``staleness`` rounds is ever averaged in
     (default: ``tau``). ``late=1`` hides a round behind the next step's computation, and implies ``merge="correct"``.
+    ``grace``: how long a round that may start waits for others, as in ``eager``.
     ``per_node=8``: eight consecutive ranks average their gradients in step, over the fast links inside a machine, and
     are one of the P workers to the groups; the ``codec`` is for what travels between nodes, and what it loses is given
     to the next round.
@@ -107,6 +110,7 @@ def wagma(
         sync=sync,
         staleness=staleness,
         late=late,
+        grace=grace,
     )
 
     def channel(me: Replica, apply: Callable[[list[Got]], None], holds: Callable[[], Vec | None]) -> Channel:

@@ -55,6 +55,13 @@ class Layout:
             lengths[part] += tensor.numel()
         return cls(tuple(slots), tuple(kinds), tuple(lengths))
 
+    @classmethod
+    def apart(cls, named: Iterable[tuple[str, Tensor]]) -> Layout:
+        """Contiguous tensors that lie where they are: each is a part of its own."""
+        held = list(named)
+        slots = [Slot(name, k, 0, t.shape, _contiguous(t.shape)) for k, (name, t) in enumerate(held)]
+        return cls(tuple(slots), tuple((t.dtype, t.device) for _, t in held), tuple(t.numel() for _, t in held))
+
     def empty(self, rows: int | None = None) -> list[Tensor]:
         """Uninitialised flat memory: one vector a part, or one table of ``rows`` vectors."""
         shape = (lambda n: (n,)) if rows is None else (lambda n: (rows, n))

@@ -1,4 +1,5 @@
-"""The scripts of docs/recipes.md and of examples/ run under plain torchrun, with two processes."""
+"""The scripts of docs/recipes.md and of examples/ run with two processes: one of each kind under plain torchrun, the
+others as torchrun would start them, in processes that are forked."""
 
 from __future__ import annotations
 
@@ -7,11 +8,14 @@ import io
 import os
 import re
 import runpy
+import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.support import forge
 from tests.support.forge import Job
@@ -19,57 +23,126 @@ from tests.support.forge import Job
 pytestmark = pytest.mark.live
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-RECIPES = dict(re.findall(r'^```python title="(\w+)\.py"\n(.*?)^```$', PAGE, flags=re.MULTILINE | re.DOTALL))
 
 
-def run(script: Path, *arguments: str) -> str:
-    """What it prints, as a job of two."""
+def scripts(page: str) -> dict[str, str]:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return dict(re.findall(r'^```python title="(\w+)\.py"\n(.*?)^```$', text, flags=re.MULTILINE | re.DOTALL))
+
+
+RECIPES = scripts("recipes.md")
+
+
+def started(script: Path, *arguments: str) -> subprocess.Popen[str]:
+    """A job of two under torchrun."""
     hidden = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     env = {name: value for name, value in os.environ.items() if name not in hidden}
     path = os.pathsep.join([str(ROOT / "src"), *filter(None, [env.get("PYTHONPATH")])])
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
+    return subprocess.Popen(
         [sys.executable, *torchrun, str(script), *arguments],
         cwd=script.parent,
         env={**env, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": path},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=300,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
 
 
-def run_here(rank: int, script: str) -> str:
+def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What it has printed, on stdout and stderr."""
+    try:
+        return process.communicate(timeout=300)
+    finally:
+        process.kill()
+
+
+def run(script: Path, *arguments: str) -> str:
+    """What it prints."""
+    process = started(script, *arguments)
+    out, err = ended(process)
+    assert process.returncode == 0, err[-4000:]
+    return out
+
+
+def quick(script: Path, *arguments: str, size: int = 2) -> str:
+    """What it prints, in processes that have imported torch before."""
+    (outcomes,) = forge.run([Job(run_here, size, (str(script), *arguments))])
+    return "".join(forge.values(outcomes))
+
+
+def run_here(rank: int, script: str, *arguments: str) -> str:
     """The same in a process that has imported torch before; what this rank prints."""
     os.chdir(Path(script).parent)
+    sys.argv = [script, *arguments]
     with contextlib.redirect_stdout(io.StringIO()) as told:
         runpy.run_path(script, run_name="__main__")
     return told.getvalue()
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "spot"])
 def test_a_recipe_runs_with_two_processes(name: str, tmp_path: Path) -> None:
     script = tmp_path / f"{name}.py"
     script.write_text(RECIPES[name], encoding="utf-8")
-    if name == "compiled":  # the compiler starts processes of its own, which a fork is not made for
-        told = run(script)
-    else:
-        (outcomes,) = forge.run([Job(run_here, 2, (str(script),))])
-        told = "".join(forge.values(outcomes))
+    # The compiler starts processes of its own, which a fork is not made for. Rates are searched in the simulator.
+    told = run(script) if name == "compiled" else quick(script, size=1 if name == "rates" else 2)
     if name in ("slow_loader", "mixed_gpus"):
         assert "Rank 1 is chronically slow" in told
     if name == "uneven_lengths":
         assert re.findall(r"\[(\d+), (\d+)\]", told), "how many samples each has used"
+    if name == "rates":
+        found = re.findall(r"(\w+): (\S+) of the rate of all-reduce", told)
+        assert {method for method, _ in found} == {"local_sgd", "self_clocked"}
+        assert all(0.5 <= float(ratio) <= 2 for _, ratio in found), told  # the rule of the page, on this small task
+
+
+def test_a_job_that_is_told_to_leave_ends_after_its_step_and_goes_on_from_there(tmp_path: Path) -> None:
+    script = tmp_path / "spot.py"
+    script.write_text(RECIPES["spot"], encoding="utf-8")
+    job = started(script)
+    assert job.stdout is not None
+    begun = {job.stdout.readline().strip() for _ in range(2)}
+    job.send_signal(signal.SIGTERM)  # to torchrun, as a scheduler does
+    left, err = ended(job)
+    assert begun == {"rank 0 begins with step 0", "rank 1 begins with step 0"}, err[-4000:]
+    ends = {int(rank): int(step) for rank, step in re.findall(r"rank (\d) ends with step (\d+)", left)}
+    assert ends.keys() == {0, 1}, err[-4000:]
+    assert max(ends.values()) < 300
+    kept = torch.load(tmp_path / "spot.pt", weights_only=True)
+    assert kept["step"] == ends[0]
+
+    (outcomes,) = forge.run([Job(run_here, 2, (str(script),))])
+    for rank, told in enumerate(forge.values(outcomes)):
+        assert told.splitlines() == [f"rank {rank} begins with step {ends[0]}", f"rank {rank} ends with step 300"]
+    learned = torch.load(tmp_path / "spot.pt", weights_only=True)
+    assert learned["step"] == 300
+    far = (learned["model"]["weight"] - 1).abs().mean()  # the sum of its inputs is what is to be learned
+    assert far < (kept["model"]["weight"] - 1).abs().mean()
+
+
+def test_two_islands_learn_are_saved_and_go_on(tmp_path: Path) -> None:
+    script = tmp_path / "sharded.py"
+    script.write_text(scripts("sharded.md")["sharded"], encoding="utf-8")
+    (outcomes,) = forge.run([Job(run_here, 4, (str(script),))])
+    told = forge.values(outcomes)
+    assert [line.split(":")[0] for line in told] == [f"rank {r}, island {r // 2} of 2" for r in range(4)]
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["island-0", "island-1"]
 
 
 def test_the_page_has_the_recipes_that_are_meant() -> None:
-    assert list(RECIPES) == ["from_ddp", "slow_loader", "mixed_gpus", "uneven_lengths", "compiled"]
+    assert list(RECIPES) == [
+        "from_ddp",
+        "slow_loader",
+        "mixed_gpus",
+        "uneven_lengths",
+        "spot",
+        "rates",
+        "compiled",
+    ]
 
 
 def test_the_gpt_learns_beside_a_late_worker() -> None:
-    told = run(ROOT / "examples" / "gpt.py", "--steps", "40")
+    told = quick(ROOT / "examples" / "gpt.py", "--steps", "40")
     assert "Rank 1 is chronically slow" in told
     found = re.search(r"held-out loss (\d\.\d+)", told)
     assert found is not None
@@ -77,6 +150,14 @@ def test_the_gpt_learns_beside_a_late_worker() -> None:
 
 
 def test_the_image_model_reads_most_digits() -> None:
-    found = re.search(r"accuracy (\d+\.\d)%", run(ROOT / "examples" / "image.py", "--steps", "60"))
+    found = re.search(r"accuracy (\d+\.\d)%", quick(ROOT / "examples" / "image.py", "--steps", "60"))
     assert found is not None
     assert float(found[1]) > 75
+
+
+@pytest.mark.skipif(find_spec("minigrid") is None, reason="needs MiniGrid: pip install 'offbeat[examples]'")
+def test_ppo_learns_to_find_the_goal_though_episodes_end_when_they_end() -> None:
+    told = run(ROOT / "examples" / "ppo.py", "--world", "MiniGrid-Empty-5x5-v0", "--turns", "20")
+    found = re.search(r"mean return (\d\.\d+) on new episodes, 2 workers", told)
+    assert found is not None
+    assert float(found[1]) > 0.7  # 0.2 is what walking about finds

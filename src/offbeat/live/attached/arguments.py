@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from torch.distributed.device_mesh import DeviceMesh
+
 from offbeat.live.attached.recorder import NoRecorder
 from offbeat.live.attached.stats import Log
 
@@ -19,6 +21,7 @@ class Arguments:
     patience_s: float = 1800.0
     log: Log | None = None
     recorder: NoRecorder = field(default_factory=NoRecorder)
+    mesh: DeviceMesh | None = None
 
     @property
     def must_be_equal(self) -> dict[str, object]:

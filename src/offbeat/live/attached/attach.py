@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.rendezvous import rendezvous
 
 from offbeat.basics.checks import whole
@@ -76,6 +77,7 @@ def attach(
     patience_s: float = 1800.0,
     log: Log | None = None,
     record: str | Path | Recorder | None = None,
+    mesh: DeviceMesh | None = None,
 ) -> Attached:
     """Let ``strategy`` decide what each ``optimizer.step()`` exchanges. Every rank must call it.
 
@@ -87,7 +89,8 @@ def attach(
     long the run is; ``patience_s`` is the longest wait for a peer before the run is given up; ``log`` hears of
     every step: a ``SummaryWriter``, or anything with its ``add_scalar(tag, value, step)``. ``record``: a folder, into
     which each rank writes at the end what decided the run; ``ob.replay`` runs it again, if model, data and optimiser
-    are those of a ``Task``.
+    are those of a ``Task``. ``mesh``: the ranks over which ``fully_shard`` has spread the model, which are one worker;
+    without it they are found from the parameters.
     """
     if isinstance(optimizer, Attached):
         raise ValueError(
@@ -100,7 +103,9 @@ def attach(
     store = dist.distributed_c10d._get_default_store()
     board = Board(store, f"offbeat/{next(_number)}", dist.get_rank(), dist.get_world_size())
     recorder = NoRecorder() if record is None else record if isinstance(record, Recorder) else Recorder(record)
-    given = Arguments(max_norm, accumulate, steps, seed, patience_s, log, recorder)
+    given = Arguments(max_norm, accumulate, steps, seed, patience_s, log, recorder, mesh)
     run = Training(optimizer, model, strategy, board, given, _World.let_go)
     _World.users += 1
+    if run.is_sharded:
+        _World.made = False  # the model's own groups lie in it, and the model is there after the run
     return Attached(optimizer, strategy, run)

@@ -18,6 +18,7 @@ from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.carriers.sent import Sent
 from offbeat.live.partial.endpoints import Endpoints
 from offbeat.live.transport.errors import OffbeatError
+from offbeat.live.transport.island import Island
 from offbeat.method.effects import (
     Batch,
     Begin,
@@ -68,8 +69,10 @@ class Driver:
         transport: Transport,
         endpoints: Endpoints,
         tell_spent: Callable[[float], None],
+        island: Island | None = None,
     ) -> None:
         self.strategy, self.me, self._transport, self._endpoints = strategy, me, transport, endpoints
+        self._island = island
         self._coroutine: Coroutine[Effect[Any], Any, None] | None = None
         self._seq = 0
         self._in_flight = 0
@@ -141,6 +144,8 @@ class Driver:
         for device in {part.device for part in self.me.x.parts if part.is_cuda}:
             torch.cuda.synchronize(device)  # what backward has begun there is time of ours, too
         seconds = self._own_time.since_now()
+        if self._island is not None:
+            seconds = self._island.longest(seconds)
         self._tell_spent(seconds)
         return seconds
 

@@ -9,21 +9,28 @@ import torch.distributed as dist
 
 from offbeat.live.attached.flat import Flat
 from offbeat.live.carriers.exchanges import Transport
+from offbeat.live.transport.island import Island
 from offbeat.tensors.vector import wide
 
 
-def share_beginning(flat: Flat, transport: Transport) -> None:
-    """Rank 0's parameters and buffers for all, as DDP does."""
+def share_beginning(flat: Flat, transport: Transport, island: Island | None = None) -> None:
+    """Rank 0's parameters and buffers for all, as DDP does; of a sharded model, the shards of the first island."""
     with torch.no_grad():
+        if island is not None:
+            for tensor in (*flat.buffers.parts, *flat.held_whole, *flat.other_buffers):
+                island.take_over(tensor.data)
         for tensor in (*flat.parts, *flat.buffers.parts, *flat.frozen, *flat.other_buffers):
             transport.broadcast(tensor.data)
 
 
-def equalise(flat: Flat, transport: Transport) -> None:
+def equalise(flat: Flat, transport: Transport, island: Island | None = None) -> None:
     """The mean of weights and floating buffers, the maximum of integer ones.
 
-    Replicas that are equal already stay untouched: the mean of equal numbers may round.
+    Replicas that are equal already stay untouched: the mean of equal numbers may round. Buffers are not sharded, and
+    the ranks of an island have seen different data: their mean first.
     """
+    if island is not None:
+        _equal_inside(flat, island)
     parts = (*flat.parts, *flat.buffers.parts)
     digest = hashlib.sha256()
     for tensor in parts:
@@ -38,3 +45,12 @@ def equalise(flat: Flat, transport: Transport) -> None:
         for counter in flat.other_buffers:
             if not counter.is_complex():  # those are tables, such as rotary embeddings'
                 counter.copy_(transport.agree_on(counter.long(), dist.ReduceOp.MAX, "the others' buffers"))
+
+
+def _equal_inside(flat: Flat, island: Island) -> None:
+    with torch.no_grad():
+        for part in flat.buffers.parts:
+            part.copy_(island.agree_on(part.to(wide(part.dtype))).div_(island.size))
+        for counter in flat.other_buffers:
+            if not counter.is_complex():
+                counter.copy_(island.agree_on(counter.long(), dist.ReduceOp.MAX))

@@ -2,15 +2,21 @@
 
 Nothing is flattened per step. User code may break a view (by assigning ``p.data``, or a new tensor to a buffer): that
 is noticed when a step begins, and the new values are taken over.
+
+What ``fully_shard`` has spread over several ranks stays where it is: FSDP gathers it from there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
+from offbeat.live.attached.shards import LocalShard, is_sharded, local, mesh_of, ranks_of
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.vector import Vec
@@ -19,7 +25,7 @@ from offbeat.tensors.vector import Vec
 class Flat:
     """The flat memory of one model, together with parameters that only the optimiser knows."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh | None = None) -> None:
         named = dict(model.named_parameters())
         known = {id(p) for p in named.values()}
         for g, group in enumerate(optimizer.param_groups):
@@ -28,14 +34,21 @@ class Flat:
                     named[f"optimizer.group{g}.{k}"] = p
                     known.add(id(p))
         self.names = [n for n, p in named.items() if p.requires_grad]
-        self.params = [p for p in named.values() if p.requires_grad]
+        self.tensors = [p for p in named.values() if p.requires_grad]
         self._frozen = {n: p for n, p in named.items() if not p.requires_grad}
         self._homes = _buffer_homes(model)
-        if not self.params:
+        if not self.tensors:
             raise ValueError("the model has no trainable parameters; attach an optimizer to a model that can learn")
         self._check_kinds(named)
-        self.layout = Layout.of(zip(self.names, self.params, strict=True), keep_strides=True)
-        self.parts = self.layout.empty()
+        mesh = mesh_of(named, mesh)
+        self.island = None if mesh is None else ranks_of(mesh)  # the ranks that hold the model together
+        self.params: list[Any] = self.tensors if mesh is None else [LocalShard(p) for p in self.tensors]
+        if self.island is None:
+            self.layout = Layout.of(zip(self.names, self.tensors, strict=True), keep_strides=True)
+            self.parts = self.layout.empty()
+        else:
+            self.layout = Layout.apart((name, p.data) for name, p in zip(self.names, self.params, strict=True))
+            self.parts = [p.data.view(-1) for p in self.params]
         self.views = self.layout.views(self.parts)
         self.x = Vec(self.parts)
         floating = [(n, b) for n, b in self._buffers.items() if b.is_floating_point()]
@@ -53,9 +66,14 @@ class Flat:
         return {name: buffer for name, buffer in held.items() if buffer is not None}
 
     @property
-    def frozen(self) -> list[nn.Parameter]:
+    def frozen(self) -> list[Tensor]:
         """Parameters that do not learn."""
-        return list(self._frozen.values())
+        return [local(p) for p in self._frozen.values()]
+
+    @property
+    def held_whole(self) -> list[Tensor]:
+        """Those of them that are not sharded."""
+        return [p for p in self._frozen.values() if not is_sharded(p)]
 
     @property
     def other_buffers(self) -> list[Tensor]:
@@ -74,7 +92,13 @@ class Flat:
         """Make every parameter and floating buffer a view again, keeping its values."""
         with torch.no_grad():
             for name, p, view in zip(self.names, self.params, self.views, strict=True):
-                _adopt(f"parameter {name}", p, view)
+                if self.island is None:
+                    _adopt(f"parameter {name}", p, view)
+                elif p.data.data_ptr() != view.data_ptr():
+                    raise OffbeatError(
+                        f"the shard of parameter {name} has got other memory since it was attached; let "
+                        "load_state_dict copy (assign=False), and convert the model before attach"
+                    )
             if self._floating:
                 buffers = self._buffers
                 for name, view in zip(self._floating, self._buffer_views, strict=True):
@@ -88,7 +112,7 @@ class Flat:
         there is no room for the copies the views stay, which is no reason to lose a run that has ended.
         """
         with torch.no_grad(), suppress(torch.OutOfMemoryError):
-            for p in self.params:
+            for p in self.params if self.island is None else ():
                 p.data = p.data.clone()
             for name in self._floating:
                 if (buffer := self._buffers.get(name)) is not None:
@@ -99,9 +123,14 @@ class Flat:
                 if p.grad is not None and _is_part(p.grad):
                     p.grad = p.grad.clone()
 
+    def whole(self) -> Iterator[Tensor]:
+        """The parameters, one after the other. Of a sharded model all ranks of its island ask for them."""
+        for p in self.tensors:
+            yield p.full_tensor() if is_sharded(p) else p
+
     def facts(self) -> str:
         """Names, shapes and kinds of everything that must be the same on all ranks, one a line."""
-        rows = [_fact(n, p) for n, p in zip(self.names, self.params, strict=True)]
+        rows = [_fact(n, p) for n, p in zip(self.names, self.tensors, strict=True)]
         rows += [f"{_fact(n, p)} (frozen)" for n, p in self._frozen.items()]
         return "\n".join(rows + [f"{_fact(n, b)} (buffer)" for n, b in self._buffers.items()])
 
@@ -119,7 +148,8 @@ def _buffer_homes(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
 
 def _fact(name: str, tensor: Tensor) -> str:
     order = "" if tensor.is_contiguous() else f" strides {tensor.stride()}"
-    return f"{name} {tuple(tensor.shape)} {tensor.dtype} {tensor.device.type}{order}"
+    shards = " sharded" if is_sharded(tensor) else ""
+    return f"{name} {tuple(tensor.shape)} {tensor.dtype} {tensor.device.type}{order}{shards}"
 
 
 def _is_part(tensor: Tensor) -> bool:

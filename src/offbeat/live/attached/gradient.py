@@ -117,5 +117,5 @@ class FlatGradient(InPlace):
         for p, view, count in zip(self._flat.params, self.views, counts, strict=True):
             if count == 0:
                 p.grad = None
-            elif p.grad is None or p.grad.data_ptr() != view.data_ptr():
+            elif p.grad is not view:
                 p.grad = view

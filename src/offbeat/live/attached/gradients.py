@@ -41,7 +41,9 @@ class Gradients:
         self._lazy_memory: FlatGradient | None = None
         self._exchanging = self._exchanged = self._callback_waits = self._warned = False
         self._backwards = self._exchanges = 0
-        self._hooks = [p.register_post_accumulate_grad_hook(self._hook(k)) for k, p in enumerate(flat.params)]
+        # The gradients of a sharded model appear in FSDP's own memory: there a step begins with step().
+        learning = flat.params if flat.island is None else ()
+        self._hooks = [p.register_post_accumulate_grad_hook(self._hook(k)) for k, p in enumerate(learning)]
 
     # What the optimiser calls.
 

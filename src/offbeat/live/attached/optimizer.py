@@ -94,7 +94,8 @@ class Attached(torch.optim.Optimizer):
         own = rest.pop("offbeat", None)
         if own is not None:  # first, as it may refuse: then nothing is loaded
             self._run.restore(own)
-        self.inner.load_state_dict(rest)
+        if rest or own is None:  # else only the strategy's, as where the inner one was loaded by itself
+            self.inner.load_state_dict(rest)
 
     @_over_when_a_peer_fails
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -12,6 +12,7 @@ from offbeat.live.attached.stepping import Stepping
 from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.partial.endpoints import Endpoints
 from offbeat.live.transport.board import Board
+from offbeat.live.transport.island import Island
 from offbeat.method.effects import Next, Turn
 
 
@@ -26,10 +27,11 @@ class Others:
         driver: Driver,
         endpoints: Endpoints,
         stepping: Stepping,
+        island: Island | None = None,
     ) -> None:
         self._flat, self._board, self._transport, self._driver = flat, board, transport, driver
         self._endpoints, self._stepping, self.me = endpoints, stepping, driver.me
-        self._averages = 0
+        self._averages, self._island = 0, island
 
     # Averages.
 
@@ -48,7 +50,7 @@ class Others:
         self._averages += 1
         if self._driver.asks is not None:  # in the middle of a run
             self._endpoints.align(self._flat.x, self._largest)
-        equalise(self._flat, self._transport)
+        equalise(self._flat, self._transport, self._island)
         self._endpoints.adopt(self._flat.x)
 
     def _largest(self, number: int) -> int:

@@ -30,6 +30,9 @@ class NoRecorder:
     ) -> None:
         """The run begins with these weights; ``unknown`` to a Task is how else it was attached."""
 
+    def follow(self) -> None:
+        """Another rank of this one's island keeps the record."""
+
     def stepped(self) -> None:
         """A step with data is over."""
 
@@ -72,6 +75,9 @@ class Recorder(NoRecorder):
         cannot = f"it was attached with {' and '.join(said)}, which a Task does not know" if said else ""
         begun = order.digest(weights)
         self.about = About(str(strategy), strategy.written(), size, seed, steps, begun, self._task, cannot)
+
+    def follow(self) -> None:
+        self._folder = None
 
     def stepped(self) -> None:
         self.told.gradients += 1

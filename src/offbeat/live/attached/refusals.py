@@ -33,6 +33,20 @@ def check(optimizer: object, model: object, strategy: object) -> None:
         )
 
 
+def check_sharded(strategy: Strategy) -> None:
+    """Sentences for what cannot be done with a sharded model."""
+    if strategy.facts.cuts_batches:
+        raise ValueError(
+            f"{strategy} lets every rank stop in the middle of its batch, but the ranks of a sharded model must take "
+            "all backward passes together; use one that takes whole batches, such as ob.self_clocked()"
+        )
+    if strategy.settings.get("per_node", 1) != 1:
+        raise ValueError(
+            f"per_node is {strategy.settings['per_node']}, but the model is sharded, and its island is one worker "
+            "already; leave per_node out"
+        )
+
+
 def facts(flat: Flat, strategy: Strategy, **arguments: object) -> dict[str, str]:
     """What every rank must have alike. A difference in any of these would end in a hang, or in silent nonsense."""
     return {

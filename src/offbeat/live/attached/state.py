@@ -6,8 +6,11 @@ Three things are kept apart: what the strategy remembers, what it has reported, 
 from __future__ import annotations
 
 import dataclasses
+import io
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from offbeat.method.facts import Reported
 from offbeat.method.replica import Replica
@@ -61,6 +64,28 @@ def restore(own: dict[str, Any], strategy: Strategy, me: Replica) -> Left:
     me.reported = _reported(**own["reported"])
     rounds = own.get("rounds", 0)  # older states did not know their rounds
     return Left(own["exchanges"], rounds, _live(own["owed"], me), own["waiting"])
+
+
+def of_shard(plain: dict[str, Any], shard: int) -> dict[str, Any]:
+    """A state that ``torch.distributed.checkpoint`` keeps beside those of the other shards of an island.
+
+    Under a name of its own, since of what has one name it keeps one rank's; and as bytes, since whoever loads it has
+    vectors of other lengths, or none, where the run stood when it was saved.
+    """
+    packed = io.BytesIO()
+    torch.save(plain, packed)
+    return {f"shard-{shard}": packed.getvalue()}
+
+
+def whole_of_shard(own: dict[str, Any], shard: int) -> dict[str, Any]:
+    """The inverse."""
+    if not isinstance(packed := own.get(f"shard-{shard}"), bytes):
+        there = ", ".join(sorted(own)) or "nothing"
+        raise ValueError(
+            f"this rank holds shard {shard} of its island, and the state holds {there}; load the state that this rank "
+            "has saved, from a run with islands of the same size"
+        )
+    return torch.load(io.BytesIO(packed), weights_only=True)  # type: ignore[no-any-return]
 
 
 def _reported(samples_used: list[int], talking: dict[str, int] | None = None, **rest: Any) -> Reported:

@@ -35,7 +35,7 @@ class Stepping:
         self._recorder, self.me = recorder, driver.me
         self.stream = Stream(flat, endpoints, recorder.part)
         self.gradients = Gradients(flat, driver, transport, accumulate, self.begin)
-        self._everyone = tuple(range(board.size))
+        self._everyone = board.members
         self.has_begun = self.is_over = False
 
     def begin(self) -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from offbeat.live.attached import refusals, state
+from offbeat.live.attached import refusals, shards, state
 from offbeat.live.attached.arguments import Arguments
 from offbeat.live.attached.driver import Driver
 from offbeat.live.attached.equal import share_beginning
@@ -26,6 +26,7 @@ from offbeat.live.partial.endpoints import Endpoints
 from offbeat.live.transport import elsewhere
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
+from offbeat.live.transport.island import Island
 from offbeat.live.transport.waiter import Waiter
 from offbeat.method.replica import Replica
 from offbeat.method.strategy import Strategy
@@ -47,14 +48,25 @@ class Training:
         self._inner, self._strategy, self._board, self._closed = inner, strategy, board, closed
         self._max_norm, self._recorder = given.max_norm, given.recorder
         self.stats = Stats(given.log)
-        self._flat = flat = Flat(model, inner)
+        self._flat = flat = Flat(model, inner, given.mesh)
+        if flat.island is not None:
+            refusals.check_sharded(strategy)
         board.agree(refusals.facts(flat, strategy, **given.must_be_equal))
+        self._island: Island | None = None
         try:
-            self.transport = Transport(Waiter(board, given.patience_s), board, [p.device for p in flat.parts])
-            share_beginning(flat, self.transport)
+            if flat.island is not None:
+                self._island = Island(board, flat.island, given.patience_s)
+                self._board = board = self._island.between
+            devices = [p.device for p in flat.parts]
+            self.transport = Transport(
+                Waiter(board, given.patience_s), board, devices, of_shards=self._island is not None
+            )
+            share_beginning(flat, self.transport, self._island)
         except BaseException as error:
-            board.fail(f"{type(error).__name__}: {error}")
-            board.abandon()
+            for one in (board, self._island):
+                if one is not None:
+                    one.fail(f"{type(error).__name__}: {error}")
+                    one.abandon()
             raise
         self.me = Replica(
             board.rank,
@@ -68,16 +80,21 @@ class Training:
             parameters=len(flat.params),
             states=lambda: inner.state,
             slots=flat.layout.slots,
+            sizes=shards.whole_bytes(flat.params),
+            whole=self._over_all_shards,
+            held=shards.local,
         )
         unknown = given.unknown_to_a_task
-        self._recorder.begin(strategy, board.size, flat.params, given.seed, given.steps, unknown)
-        self.endpoints = Endpoints(board, self.transport, given.patience_s, self._recorder.events)
-        self._driver = Driver(strategy, self.me, self.transport, self.endpoints, self._recorder.spent)
+        if self._island is not None and not self._island.leads:
+            self._recorder.follow()
+        self._recorder.begin(strategy, board.size, flat.whole(), given.seed, given.steps, unknown)
+        self.endpoints = Endpoints(board, self.transport, given.patience_s, self._recorder.events, self._island)
+        self._driver = Driver(strategy, self.me, self.transport, self.endpoints, self._recorder.spent, self._island)
         parts = (flat, board, self.transport, self._driver, self.endpoints)
         self.stepping = Stepping(*parts, given.accumulate, self._recorder)
-        self._others = self.endpoints.others = Others(*parts, self.stepping)
+        self._others = self.endpoints.others = Others(*parts, self.stepping, self._island)
         self._left = state.Left()
-        self._everyone = tuple(range(board.size))
+        self._everyone = board.members
         self.is_over = False
         self._handled = id(sys.exc_info()[1])  # the script may have been started from an except clause
         elsewhere.attached(board.name, self.stats.ledger)
@@ -87,8 +104,18 @@ class Training:
         """The inner optimiser's step."""
         self.stepping.gradients.put(g)
         if self._max_norm is not None:
-            nn.utils.clip_grad_norm_(self._flat.params, self._max_norm)
+            nn.utils.clip_grad_norm_(self._flat.tensors, self._max_norm)  # of a sharded model, over all shards
         self._inner.step()
+
+    def _over_all_shards(self, numbers: Vec) -> Vec:
+        """Sums over this rank's shard become sums over the model."""
+        if self._island is None or not numbers.parts:
+            return numbers
+        return Vec([self._island.agree_on(part) for part in numbers.parts])
+
+    @property
+    def is_sharded(self) -> bool:
+        return self._island is not None
 
     @property
     def wait_s(self) -> float:
@@ -112,7 +139,8 @@ class Training:
         if not self.is_over:
             self._refuse_between_averages("state_dict()")
             self._remember()
-        return state.saved(self._strategy, self.me, self._left)
+        plain = state.saved(self._strategy, self.me, self._left)
+        return plain if self._island is None else state.of_shard(plain, self._island.shard)
 
     def _remember(self) -> None:
         owed = self.endpoints.owed() if self.endpoints.is_open else self._left.owed
@@ -121,6 +149,8 @@ class Training:
     def restore(self, own: dict[str, Any]) -> None:
         """Go on where a state was saved; refuses one that is not this run's."""
         self._driver.refuse_if_begun()
+        if self._island is not None:
+            own = state.whole_of_shard(own, self._island.shard)
         self._left = state.restore(own, self._strategy, self.me)
         self._recorder.cannot("it was taken up from a state, which the record does not hold")
         self._driver.restart(self._left.exchanges, self._left.owed)
@@ -170,12 +200,14 @@ class Training:
                 self.transport.agree_on(torch.zeros(1), dist.ReduceOp.SUM, "the others to finish")
         if self.transport.has_coded_sums_of_hosts or self.endpoints.has_coded_sums_of_hosts:
             self._recorder.cannot("hosts of several ranks coded what they had summed, and a replay knows no hosts")
-        self._recorder.end(self.me.rank, self._flat.params)
+        self._recorder.end(self.me.rank, self._flat.whole())
         self._release()
         self.endpoints.close()
         unused = self.stepping.stream.waiting + self.stepping.stream.samples
         self._give_back()
         self.transport.close()
+        if self._island is not None:
+            self._island.close()
         self._board.close()
         self._closed()
         if unused:  # last: where warnings are errors, the others are not kept waiting
@@ -190,13 +222,19 @@ class Training:
         if self.is_over:
             return
         self._release()
-        self._board.fail(message)  # before hanging up, so that whoever notices that finds the reason
+        for board in self._boards:
+            board.fail(message)  # before hanging up, so that whoever notices that finds the reason
         self._driver.release()  # with what it has begun: what has ended well is not parked with the groups
         self.endpoints.abandon()
         with suppress(RuntimeError):  # a device that has failed: its memory is not to be had
             self._give_back()
         self.transport.park()
-        self._board.abandon()
+        for board in self._boards:
+            board.abandon()
+
+    @property
+    def _boards(self) -> list[Board | Island]:
+        return [self._board] if self._island is None else [self._board, self._island]
 
     def _release(self) -> None:
         self.is_over = True

@@ -38,7 +38,7 @@ T = TypeVar("T", Shelves, Commons)
 class Transport:
     """This process's end of all exchanges of one attached optimiser."""
 
-    def __init__(self, waiter: Waiter, board: Board, devices: Iterable[torch.device]) -> None:
+    def __init__(self, waiter: Waiter, board: Board, devices: Iterable[torch.device], of_shards: bool = False) -> None:
         self.waiter, self.rank, self.size = waiter, board.rank, board.size
         self.wire_bytes = 0
         self._board = board
@@ -52,7 +52,7 @@ class Transport:
         gpus.post(board, gpus.here(devices))  # before the others are met: then all have posted theirs
         self._side = Group("side", self._everyone, board, waiter) if board.size > 1 else None
         self._equipment = gpus.posted(board)
-        nccl = gpus.nccl_fits(self._equipment)
+        nccl = gpus.nccl_fits(self._equipment) and not of_shards  # its group is one of all ranks
         self._nccl: Any = dist.new_group(backend="nccl", timeout=LONG) if nccl else None
 
     @property
@@ -150,8 +150,8 @@ class Transport:
             works: list[Any] = [commons.lay(x.parts, later=later).sums(parts, each=later)]
             self.wire_bytes += all_reduce_bytes(len(ranks), sum(p.nbytes for p in parts)) // len(ranks)
         else:
-            parts = [p.to(wide(p.dtype), copy=True) for p in x.parts]
-            works = [work for p in parts if (work := self.all_reduce(p, ranks)) is not None]
+            whole, parts = side_by_side(x)
+            works = [work for p in whole if (work := self.all_reduce(p, ranks)) is not None]
         return Sent(works, lambda: Vec([p.div_(len(ranks)) for p in parts]))
 
     def _point_to_point(self, effect: Mix, later: bool) -> Sent:
@@ -288,6 +288,17 @@ class Transport:
     def _all_groups(self) -> list[Group]:
         between = [group for one in self._across.values() if one is not None for group in one.groups()]
         return [*self._groups.values(), *between, *([self._side] if self._side is not None else [])]
+
+
+def side_by_side(x: Vec) -> tuple[list[Tensor], list[Tensor]]:
+    """A copy to be summed: few long tensors to send, and in them the parts of ``x``."""
+    kinds = [(wide(p.dtype), p.device) for p in x.parts]
+    alike = [[k for k, one in enumerate(kinds) if one == kind] for kind in dict.fromkeys(kinds)]
+    whole = [torch.cat([x.parts[k].to(kinds[k][0]) for k in group]) for group in alike]
+    parts = dict[int, Tensor]()
+    for tensor, group in zip(whole, alike, strict=True):
+        parts.update(zip(group, tensor.split([x.parts[k].numel() for k in group]), strict=True))
+    return whole, [parts[k] for k in range(len(kinds))]
 
 
 @lru_cache(maxsize=256)

@@ -7,6 +7,8 @@ Where some of a block's leaders are on one host, and others are not, they sum th
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 
 import torch
@@ -40,10 +42,21 @@ class BlockSums:
         self._composes = len({homes[nodes.leader(n)] for n in range(nodes.count)}) > 1
         self._ways: dict[tuple[int, ...], Group | Across] = {}
         self.wire_bytes = 0
+        if channel.rules.pool is not None:
+            self._make_pools(channel.rules.pool, nodes.count)
+            return
         period = getattr(channel.whom, "period", 1) or MADE_AT_ONCE
         for version in range(first_round, first_round + min(period, MADE_AT_ONCE)):
             self._way(channel.whom(version).block(self._rank) or ())
         self._way(tuple(range(nodes.count)))
+
+    def _make_pools(self, group: int, size: int) -> None:
+        """Anybody may meet anybody: all the groups I may be in, if they are few, in an order that all follow."""
+        group = min(group, size)
+        if math.comb(size - 1, group - 1) <= MADE_AT_ONCE:
+            for ranks in itertools.combinations(range(size), group):
+                if self._rank in ranks:
+                    self._way(ranks)
 
     def _way(self, ranks: tuple[int, ...]) -> Group | Across | None:
         if len(ranks) < 2:

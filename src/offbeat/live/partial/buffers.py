@@ -16,19 +16,24 @@ from offbeat.tensors.vector import Used, Vec, wide
 
 class RoundBuffer(Vec):
     """A vector that looks like ``like``, in host memory, with a record of ``members`` and of ``parameters`` behind its
-    first part."""
+    first memory."""
 
     __slots__ = ("_counts", "_entries", "record", "whole")
 
     def __init__(self, like: Vec, members: int, parameters: int = 0) -> None:
-        sizes = [p.numel() for p in like.parts]
-        room = [members + parameters, *[0] * (len(sizes) - 1)]
-        self.whole = [
-            torch.zeros(n + more, dtype=wide(p.dtype)) for n, more, p in zip(sizes, room, like.parts, strict=True)
-        ]
-        self.record = self.whole[0].numpy()[sizes[0] :]  # the same memory: reading and writing it costs next to nothing
+        ends: dict[torch.dtype, int] = {}
+        places = []
+        for p in like.parts:  # what is summed alike lies side by side
+            start = ends.get(dtype := wide(p.dtype), 0)
+            ends[dtype] = start + p.numel()
+            places.append((dtype, start, ends[dtype]))
+        room = [members + parameters, *[0] * (len(ends) - 1)]
+        whole = {d: torch.zeros(n + more, dtype=d) for (d, n), more in zip(ends.items(), room, strict=True)}
+        self.whole = list(whole.values())
+        # The same memory: reading and writing it costs next to nothing.
+        self.record = self.whole[0].numpy()[next(iter(ends.values())) :]
         self._entries, self._counts = self.record[:members], self.record[members:]
-        super().__init__([t[:n] for t, n in zip(self.whole, sizes, strict=True)])
+        super().__init__([whole[d][a:b] for d, a, b in places])
 
     @property
     def used(self) -> Used:

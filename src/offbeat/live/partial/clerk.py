@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 
 from offbeat.live.carriers.staging import Staging
@@ -26,12 +27,14 @@ from offbeat.live.partial.blocks import BlockSums
 from offbeat.live.partial.buffers import RoundBuffer
 from offbeat.live.partial.coordinator import frame_of, pack
 from offbeat.live.partial.link import LOOK_S, Link
+from offbeat.live.partial.telling import OVER, PART, Telling
 from offbeat.live.transport import elsewhere
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.hub import Frame, Word
 from offbeat.method.effects import Channel, Got
+from offbeat.rounds.held import NEVER
 from offbeat.rounds.referee import Notice
-from offbeat.rounds.seat import Event, Freshness, Outcome, Seat
+from offbeat.rounds.seat import THROUGH, Diary, Freshness, Outcome, Seat
 from offbeat.runs.trace import Round, Trace
 from offbeat.tensors.codec import sent_to
 from offbeat.tensors.vector import Vec
@@ -60,12 +63,15 @@ class Clerk:
         first_step: int,
         first_round: int,
         patience_s: float,
-        log: list[Event] | None = None,
+        log: Diary | None = None,
+        telling: Telling | None = None,
+        worker_of: Callable[[int], int] | None = None,
     ) -> None:
         self._staging = Staging(like)
         self._channel, self._sums, self._nodes = channel, sums, nodes
         self._board, self._trace, self._seed, self._patience_s = board, trace, seed, patience_s
         self._rank = nodes.of(board.rank)  # a node is one worker here
+        self._telling, self._worker_of = telling, worker_of or nodes.of
         self._link = Link("clerk", connection, self._rank, board, patience_s)
         self._lock = self._link.lock
         self._seat = Seat(
@@ -77,13 +83,16 @@ class Clerk:
             first_round=first_round,
             first_step=first_step,
             new=partial(RoundBuffer, like, nodes.count, parameters),
-            log=log,
+            log=log if telling is None else telling,
         )
         if not channel.rules.of_weights and self._divides_early(nodes.count):
             self._seat.tray.scale = 1.0 / nodes.count
         self._waits_since: dict[int, float] = {}
         self._counted: int | None = None
-        self.waited_s = 0.0
+        self._waited_s = 0.0
+        self._begin()
+
+    def _begin(self) -> None:
         self._link.listen(self._hear)
 
     # The worker's thread.
@@ -103,14 +112,16 @@ class Clerk:
             self._wait_for(seat.needs)
             taken, began = self._up(seat.take(step)), seat.began()
         self._tell(began)
-        self.waited_s += time.monotonic() - start
+        self._waited_s += time.monotonic() - start
         return taken
 
-    def through(self) -> bool:
+    def through(self, step: int) -> bool:
         """Whether a deposit now would wait for nothing."""
         self._link.check()
         with self._lock:
-            return self._seat.may_hand_in
+            found = self._seat.is_through(step)
+            self._say(THROUGH, found)
+            return found
 
     def finished(self) -> None:
         """No data left: never counts again, but goes on answering."""
@@ -132,10 +143,12 @@ class Clerk:
                     if (got := self._next()) is not None:
                         return got
                     if self._seat.flushed:
+                        self._say(OVER)
                         return None
                     self._lock.wait(LOOK_S)
                 since = self._board.bear_with(since, self._patience_s, "the others to finish")
                 if asked():
+                    self._say(PART)
                     take_part()
 
     def renew(self, x: Vec | None) -> None:
@@ -169,18 +182,24 @@ class Clerk:
                 self._board.check(what)
                 if time.monotonic() - start > self._patience_s:
                     raise self._board.gave_up(self._patience_s, what)
+        # The last of us to be counted was told of every round that the others have started.
+        results = agree_on_largest(started := self._back())
+        if self._channel.rules.pool is not None:  # of which each has its own number; now nobody can start another
+            started = self._back()
+        with self._lock:
+            self._wait_for(results if self._channel.rules.pool is None else started)
+            taken, began = self._up(self._seat.catch_up(results)), self._seat.began()
+        apply(taken)
+        self._tell(began)
+
+    def _back(self) -> int:
+        """Say that I will take steps again; how many rounds have started that I have a part in."""
         self._tell(self._seat.back())
         with self._lock:
             self._wait_until(lambda: self._counted is not None, "the number of rounds")
             assert self._counted is not None
             started, self._counted = self._counted, None
-        # The last of us to be counted was told of every round that the others have started.
-        results = agree_on_largest(started)
-        with self._lock:
-            self._wait_for(results)
-            taken, began = self._up(self._seat.catch_up(results)), self._seat.began()
-        apply(taken)
-        self._tell(began)
+        return started
 
     def _next(self) -> Got | None:
         got = self._seat.next()
@@ -191,6 +210,11 @@ class Clerk:
         up = self._staging.up
         return [Got(g.version, up(g.value), g.fresh, g.full, g.count, g.contributors) for g in taken]
 
+    def _say(self, what: str, number: int = 0) -> None:
+        """To the other ranks of an island, where there are some."""
+        if self._telling is not None:
+            self._telling.say(what, number)
+
     def _tell(self, notice: Notice | None) -> None:
         if notice is not None:
             self._link.send(frame_of(self._rank, notice))
@@ -199,6 +223,10 @@ class Clerk:
         """A copy of the gradients in the tray, for a checkpoint."""
         with self._lock:
             return self._seat.tray.owed()
+
+    @property
+    def waited_s(self) -> float:
+        return self._waited_s
 
     @property
     def wire_bytes(self) -> int:
@@ -219,19 +247,23 @@ class Clerk:
     def close(self) -> None:
         """End the thread and the connection. The flush is over on this rank."""
         self._link.close()
+        if self._telling is not None:
+            self._telling.close()
 
     def release(self) -> None:
         self._link.forget_failure()
 
     def abandon(self) -> None:
         """Hang up without waiting for anybody."""
+        if self._telling is not None:
+            self._telling.abandon()
         self._link.abandon(self._sums.give_up)
 
     def _wait_for(self, results: int) -> None:
         """Until so many results are there. Holds the lock on entry and on return, gives it up while waiting."""
         if self._seat.results < results:
             self._waits_since.setdefault(results - 1, time.monotonic())
-            with elsewhere.wanting(self._board.name, results):
+            with elsewhere.wanting(self._board.name, results if self._channel.rules.pool is None else NEVER):
                 self._wait_until(
                     lambda: self._seat.results >= results, f"round {results - 1} of {self._channel.name!r}"
                 )
@@ -254,7 +286,7 @@ class Clerk:
 
     def _hear(self, frame: Frame) -> bool:
         if frame.word is Word.GO:
-            self._round(frame.a, frame.b, flush=False)
+            self._round(frame.a, frame.b, flush=False, members=tuple(map(int, frame.text.split())))
         elif frame.word is Word.WHERE:
             elsewhere.watch(self._board.name, self._say_where if frame.a else None)
         elif frame.word is Word.STARTED:
@@ -270,16 +302,18 @@ class Clerk:
         return self._seat.flushed
 
     def _say_where(self) -> None:
-        where = elsewhere.report(self._board.name, self._nodes.of)
+        where = elsewhere.report(self._board.name, self._worker_of)
         self._link.mention(Word.ELSEWHERE, text=pack(where))
 
-    def _round(self, version: int, started_by: int, flush: bool) -> None:
+    def _round(self, version: int, started_by: int, flush: bool, members: tuple[int, ...] = ()) -> None:
         seat = self._seat
-        ranks = seat.members(version, flush)
+        ranks = members or seat.members(version, flush)
         divisor = seat.divisor(ranks)
         # Powers of two divide exactly, so it does not matter when; on the way into the buffer it costs nothing.
         scale = 1.0 / divisor if seat.rules.of_weights and self._divides_early(divisor) else 1.0
-        with self._lock:
+        with self._turn("flush" if flush else "snapshot"):
+            if members and self._telling is not None:
+                self._telling.say_members(members)
             given = seat.snapshot(version, flush, scale)
             buffer = given.value if given.value is not None else seat.tray.memory().zero_()
         assert isinstance(buffer, RoundBuffer)
@@ -295,15 +329,22 @@ class Clerk:
             for p in buffer.parts:
                 p.div_(divisor)
         outcome = Outcome.of(self._nodes, version, buffer, buffer.shares(ranks), len(ranks), flush)
-        with self._lock:
-            if seat.deliver(outcome, given):
+        if outcome.shares or not flush:  # else nobody owed anything
+            with self._turn("result"):
+                seat.deliver(outcome, given)
                 self._record(version, started_by, outcome.shares)
-            self._lock.notify_all()
         elsewhere.saw(self._board.name, seat.results)
+
+    @contextmanager
+    def _turn(self, what: str) -> Iterator[None]:
+        """Something happens at the seat now, and whoever waits for it looks."""
+        with self._lock:
+            yield
+            self._lock.notify_all()
 
     def _record(self, version: int, started_by: int, shares: Mapping[int, Freshness]) -> None:
         now = time.monotonic()
-        waited = {self._rank: now - self._waits_since.pop(version, now)}
+        waited = {self._rank: now - self._waits_since.pop(self._seat.results - 1, now)}
         if self._trace.keep_rounds:
             self._trace.rounds.append(Round.among(self._nodes, version, started_by, shares, waited, now))
 

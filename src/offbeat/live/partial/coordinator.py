@@ -9,6 +9,7 @@ ask is a matter of time, what is decided is not.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable
 
 from offbeat.live.transport.hub import Frame, Letter, Quiet, Word
@@ -16,6 +17,7 @@ from offbeat.rounds.held import Elsewhere, held
 from offbeat.rounds.referee import Notice, Referee, Say
 
 ASK_S = 0.02
+NOBODY = -1  # has started a round that waited for more
 
 
 class Asking(Quiet):
@@ -31,13 +33,24 @@ class Asking(Quiet):
 
     @property
     def pause_s(self) -> float | None:  # type: ignore[override]
-        return ASK_S if self._referee.waits and self._asked is None else None
+        ask_s = ASK_S if self._referee.waits and self._asked is None else None
+        if self._referee.deadline_s is None:
+            return ask_s
+        left_s = max(0.0, self._referee.deadline_s - time.monotonic())
+        return left_s if ask_s is None else min(left_s, ask_s)
 
     def silence(self) -> Iterable[Letter]:
+        now_s = time.monotonic()
+        if self._referee.deadline_s is not None and now_s >= self._referee.deadline_s:
+            return self._in_time(self._referee.tick(now_s))
         if not self._referee.waits or self._asked is not None:
             return ()
         self._asked = self._referee.started
         return self._to_all(Frame(Word.WHERE, 0, 1))
+
+    def _in_time(self, started: list[int]) -> Iterable[Letter]:
+        """The time of a grace window is over, and these rounds start."""
+        raise NotImplementedError
 
     def _hear_where(self, rank: int, where: Elsewhere) -> list[int]:
         """The rounds that start, now that this is known."""
@@ -79,14 +92,24 @@ class Coordinator(Asking):
         if frame.word is Word.ELSEWHERE:
             started = self._hear_where(rank, unpack(frame.text))
         else:
-            started = self._is_here(rank) + referee.hear(rank, notice_of(frame))
-        letters: list[Letter] = [(None, Frame(Word.GO, 0, version, rank)) for version in started]
+            started = self._is_here(rank) + referee.hear(rank, notice_of(frame), time.monotonic())
+        letters = [letter for version in started for letter in self._go(version, rank)]
         if frame.word is Word.BACK:
-            letters.append((rank, Frame(Word.STARTED, 0, referee.started)))
+            letters.append((rank, Frame(Word.STARTED, 0, referee.started_with(rank))))
         if referee.all_finished and not self._flushed:
             self._flushed = True
             letters.append((None, Frame(Word.FLUSH, 0, referee.started, 0)))
         return [*letters, *self._stop_asking()]
+
+    def _in_time(self, started: list[int]) -> Iterable[Letter]:
+        return [*(letter for version in started for letter in self._go(version, NOBODY)), *self._stop_asking()]
+
+    def _go(self, version: int, started_by: int) -> list[Letter]:
+        members = self._referee.members(version)
+        if members is None:
+            return [(None, Frame(Word.GO, 0, version, started_by))]
+        go = Frame(Word.GO, 0, version, started_by, text=" ".join(map(str, members)))
+        return [(rank, go) for rank in members]
 
 
 def frame_of(rank: int, notice: Notice) -> Frame:

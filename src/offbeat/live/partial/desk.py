@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from offbeat.live.partial.coordinator import Asking, unpack
+from offbeat.live.partial.coordinator import NOBODY, Asking, unpack
 from offbeat.live.partial.stacks import Guest, Reply, Slots, Stack, Sum, places
 from offbeat.live.transport.hub import Frame, Letter, Word
+from offbeat.rounds.held import NEVER
 from offbeat.rounds.referee import Notice, Referee
 from offbeat.rounds.rules import Rules
 from offbeat.rounds.seat import Event, Got, Outcome, Seat
@@ -41,7 +42,9 @@ class SeatTaken(Guest):
     @property
     def waits_for(self) -> int:
         """How many results it needs to go on; 0: it needs none."""
-        return self.wanted if self.wake is not None and not self.looks_ahead else 0
+        if self.wake is None or self.looks_ahead:
+            return 0
+        return self.wanted if self.seat.rules.pool is None else NEVER
 
     @property
     def tray(self) -> Stack | None:
@@ -91,6 +94,13 @@ class Desk(Asking):
             self._do(rank, frame)
         if self._referee.all_finished and not self._flushing:
             self._flush()
+        return self._letters()
+
+    def _in_time(self, started: list[int]) -> Iterable[Letter]:
+        self._begin(started, NOBODY)
+        return self._letters()
+
+    def _letters(self) -> list[Letter]:
         answers, self._answers = self._answers, []
         more, self._more = self._more, []
         return [*self._slots.letters(answers), *more, *self._stop_asking()]
@@ -144,7 +154,7 @@ class Desk(Asking):
                 self._answer(chair)
             case Word.BACK:
                 self._tell(rank, seat.back())
-                self._answer(chair, "started", about=self._referee.started)
+                self._answer(chair, "started", about=self._referee.started_with(rank))
             case Word.CATCH_UP:
                 taken = seat.catch_up(frame.a)
                 self._tell(rank, seat.began())
@@ -208,7 +218,7 @@ class Desk(Asking):
         chair.wanted, chair.wake = results, go
         self._call(chair)
         if chair.waits_for and self._asked is not None:  # as the others were told when they were asked
-            self._more.append((self._referee.size + chair.rank, Frame(Word.WANTED, 0, 0, results)))
+            self._more.append((self._referee.size + chair.rank, Frame(Word.WANTED, 0, 0, chair.waits_for)))
 
     def _call(self, chair: SeatTaken) -> None:
         if chair.wake is not None and (chair.seat.results >= chair.wanted or chair.seat.flushed):
@@ -217,7 +227,7 @@ class Desk(Asking):
 
     def _tell(self, rank: int, notice: Notice | None) -> None:
         if notice is not None:
-            self._begin(self._referee.hear(rank, notice), rank)
+            self._begin(self._referee.hear(rank, notice, time.monotonic()), rank)
 
     # Rounds.
 
@@ -236,11 +246,13 @@ class Desk(Asking):
             self._call(chair)
 
     def _round(self, version: int, started_by: int, flush: bool) -> None:
-        blocks = {self._chairs[rank].seat.members(version, flush) for rank in self._chairs}
+        members = self._referee.members(version)
+        called = self._chairs if members is None else members
+        blocks = {members or self._chairs[rank].seat.members(version, flush) for rank in called}
         for ranks in sorted(blocks):
             self._block(version, ranks, started_by, flush)
-        for chair in self._chairs.values():
-            self._call(chair)
+        for rank in called:
+            self._call(self._chairs[rank])
 
     def _block(self, version: int, ranks: tuple[int, ...], started_by: int, flush: bool) -> None:
         seats = {r: self._chairs[r].seat for r in ranks}

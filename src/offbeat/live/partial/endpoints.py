@@ -18,18 +18,21 @@ from offbeat.live.partial.blocks import BlockSums
 from offbeat.live.partial.clerk import Clerk
 from offbeat.live.partial.coordinator import Coordinator
 from offbeat.live.partial.desk import Desk
+from offbeat.live.partial.following import FollowingClerk, FollowingWeights
 from offbeat.live.partial.leaders import Follower, Inside, Leader
 from offbeat.live.partial.lines import Lines
 from offbeat.live.partial.meetings import Meetings
 from offbeat.live.partial.pairs import SharedWeights, Visit, Visits
 from offbeat.live.partial.stacks import Slots
 from offbeat.live.partial.taker import Taker
+from offbeat.live.partial.telling import Telling, ToTheOthers
 from offbeat.live.partial.visitor import Meeting, Visitor
 from offbeat.live.transport import elsewhere
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.transport.group import Group
 from offbeat.live.transport.hub import Handler
+from offbeat.live.transport.island import Island
 from offbeat.live.transport.waiter import Waiter
 from offbeat.method.effects import (
     Add,
@@ -84,6 +87,7 @@ class Endpoints:
         transport: Transport,
         patience_s: float,
         log: list[Event] | None = None,
+        island: Island | None = None,
     ) -> None:
         self.others: AskForAverages = Nobody()
         self._log = log
@@ -93,6 +97,8 @@ class Endpoints:
         self._pairs: SharedWeights | Visitor | None = None
         self._bell: Bell | None = None
         self.lines = Lines(board, transport.waiter)
+        self._island = island
+        self._inside = None if island is None else Lines(island.inside, island.waiter)
         self._sums: BlockSums | None = None
         self._first_round = self._wire_bytes = 0
         self._waited_s, self._lost, self._is_over = 0.0, list[int](), False
@@ -159,7 +165,7 @@ class Endpoints:
             case Offer():
                 return self.clerk.offer(effect.x, effect.t)
             case Through():
-                return self.clerk.through()
+                return self.clerk.through(effect.t)
             case Rest():
                 return self.rest(effect.x)
             case Share():
@@ -200,18 +206,18 @@ class Endpoints:
             return
         leaders = tuple(nodes.leader(n) for n in range(nodes.count))
         shelves = None
-        if channel.codec is None:
+        if channel.codec is None and self._island is None:
             shelves = self._transport.shelves(f"rounds/{channel.name}", leaders, like, parameters)
         if shelves is not None:
             taker = self._take_seat(channel, x, me, nodes, shelves)
             self._channel, self._clerk = channel, Leader(taker, inside) if inside is not None else taker
             return
         referee = Referee(channel.rules, nodes.count, me.seed, first_round)
-        (connection,) = self._meet_at_hub(lambda: Coordinator(referee), nodes)
+        connection, telling = self._meet_as_island(lambda: Coordinator(referee), nodes)
         self._channel = channel
         waiter = Waiter(self._board, self._patience_s)
         self._sums = BlockSums(channel, nodes, self._board, waiter, first_round, self._transport.homes)
-        clerk = Clerk(
+        clerk = (Clerk if self._leads else FollowingClerk)(
             channel,
             x,
             like,
@@ -226,8 +232,26 @@ class Endpoints:
             first_round,
             self._patience_s,
             self._log,
+            telling,
+            None if self._island is None else self._island.worker_of,
         )
         self._clerk = Leader(clerk, inside) if inside is not None else clerk
+
+    @property
+    def _leads(self) -> bool:
+        return self._island is None or self._island.leads
+
+    def _meet_as_island(self, handler: Callable[[], Handler], nodes: Nodes) -> tuple[socket.socket, Telling | None]:
+        """This rank's line to the hub, where its leader says what to do; the leader has one to the others' leaders."""
+        if self._island is None or self._inside is None or self._island.inside.size == 1:
+            return self._meet_at_hub(handler, nodes)[0], None
+        self._refuse_if_open()
+        board = self._island.inside
+        (inside,) = self._inside.meet(lambda: ToTheOthers(board.size), Nodes(board.size), 1, None)
+        if not self._island.leads:
+            return inside, None
+        telling = Telling(inside, board, self._patience_s, self._log)
+        return self._meet_at_hub(handler, nodes)[0], telling
 
     def _take_seat(self, channel: Channel, x: Vec | None, me: Replica, nodes: Nodes, shelves: Shelves) -> Taker:
         """Where vectors lie in memory that all can read, the seats are kept at the hub."""
@@ -266,7 +290,10 @@ class Endpoints:
     def _agreed_first_round(self) -> int:
         """Where nobody waits, ranks that were saved at the same step may know different numbers of rounds."""
         mine = torch.tensor([self._first_round])
-        self._first_round = int(self._transport.agree_on(mine, dist.ReduceOp.MAX, "the others' first step").item())
+        most = self._transport.agree_on(mine, dist.ReduceOp.MAX, "the others' first step")
+        if self._island is not None:
+            most = self._island.agree_on(most, dist.ReduceOp.MAX)
+        self._first_round = int(most.item())
         return self._first_round
 
     @property
@@ -277,15 +304,17 @@ class Endpoints:
     def share(self, effect: Share, me: Replica) -> None:
         """The same for weights that others may average with; the hub only passes visits on."""
         everyone = Nodes(me.size)
-        shelves = self._transport.shelves("pairs", tuple(range(me.size)), effect.x, 0)
+        shelves = None
+        if self._island is None:
+            shelves = self._transport.shelves("pairs", tuple(range(me.size)), effect.x, 0)
         if shelves is not None:
             slots = self._slots(me.size, effect.x, shelves)
             plan = {"what": "meetings", "size": me.size, "slots": slots}
             (line,) = self._meet_at_hub(lambda: Meetings(me.size, Slots(**slots)), everyone, 1, plan)
             self._pairs = Visitor(effect.x, shelves, line, self._board, self.trace, self._patience_s, self._log)
             return
-        (connection,) = self._meet_at_hub(lambda: Visits(me.size), everyone)
-        self._pairs = SharedWeights(
+        connection, telling = self._meet_as_island(lambda: Visits(me.size), everyone)
+        self._pairs = (SharedWeights if self._leads else FollowingWeights)(
             effect.x,
             effect.peers,
             connection,
@@ -294,6 +323,7 @@ class Endpoints:
             self.trace,
             self._patience_s,
             self._log,
+            telling,
         )
 
     def _meet_at_hub(
@@ -372,7 +402,8 @@ class Endpoints:
         for end in self._ends:
             if end is not None:
                 end.close()
-        self.lines.close(self._patience_s)
+        for lines in self._all_lines:
+            lines.close(self._patience_s)
         for ways in self._ways:
             ways.let_go(together=True)
         for group in self._groups():
@@ -383,7 +414,8 @@ class Endpoints:
         for end in self._ends:
             if end is not None:
                 end.abandon()
-        self.lines.abandon()
+        for lines in self._all_lines:
+            lines.abandon()
         for ways in self._ways:
             ways.let_go(together=False)
         for group in self._groups():
@@ -401,8 +433,13 @@ class Endpoints:
             if end is not None:
                 end.release()
         self._channel = self._clerk = self._pairs = self._bell = self._sums = self._stood = None
-        self.lines.release()
+        for lines in self._all_lines:
+            lines.release()
         self.others = Nobody()
+
+    @property
+    def _all_lines(self) -> list[Lines]:
+        return [self.lines] if self._inside is None else [self.lines, self._inside]
 
     @property
     def _ways(self) -> list[BlockSums | SharedWeights]:

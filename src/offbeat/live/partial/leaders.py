@@ -99,8 +99,8 @@ class Leader:
         self._inside.tell(Command.RESULTS, results)
         return results
 
-    def through(self) -> bool:
-        found = self._clerk.through()
+    def through(self, step: int) -> bool:
+        found = self._clerk.through(step)
         self._inside.tell(Command.RESULTS if found else Command.GO_ON)
         return found
 
@@ -183,7 +183,7 @@ class Follower:
     def offer(self, x: Vec, step: int) -> list[Got]:
         return self._hear()[1]
 
-    def through(self) -> bool:
+    def through(self, step: int) -> bool:
         """As the leader finds it."""
         return self._hear()[0] is not Command.GO_ON
 

@@ -27,29 +27,38 @@ class Link:
         self._board, self._patience_s = board, patience_s
         self.lock = threading.Condition()
         self._failure: BaseException | None = None
-        self._thread: threading.Thread | None = None
-        self._hung_up = False
+        self._threads: list[threading.Thread] = []
+        self.hung_up = False
         self._sending = threading.RLock()  # the listener may answer while the worker speaks; frames stay whole
 
     def listen(self, hear: Callable[[Frame], bool]) -> None:
         """Give every frame to ``hear``, on a thread of its own, until it answers that this was the last."""
-        self._thread = threading.Thread(target=self._run, args=(hear,), name=f"offbeat-{self._owner}", daemon=True)
-        self._thread.start()
+        self.alongside(lambda: self._read(hear))
 
-    def _run(self, hear: Callable[[Frame], bool]) -> None:
-        try:
-            over = False
-            while not over:
-                frame = read_frame(self._connection)
-                if self._hung_up:
-                    return
-                if frame is None:
-                    raise self._board.lost("the news from rank 0")
-                over = hear(frame)
-        except BaseException as error:
-            with self.lock:
-                self._failure = error
-                self.lock.notify_all()
+    def alongside(self, work: Callable[[], None]) -> None:
+        """Do it on a thread of its own, whose error is kept as the listener's."""
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                with self.lock:
+                    self._failure = error
+                    self.lock.notify_all()
+
+        thread = threading.Thread(target=run, name=f"offbeat-{self._owner}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _read(self, hear: Callable[[Frame], bool]) -> None:
+        over = False
+        while not over:
+            frame = read_frame(self._connection)
+            if self.hung_up:
+                return
+            if frame is None:
+                raise self._board.lost("the news from rank 0")
+            over = hear(frame)
 
     def tell(self, word: Word, a: int = 0, b: int = 0) -> None:
         self.send(Frame(word, self._rank, a, b))
@@ -80,16 +89,16 @@ class Link:
 
     def close(self) -> None:
         """The listener has heard its last frame."""
-        if self._thread is not None:
-            self._thread.join(self._patience_s)
+        for thread in self._threads:
+            thread.join(self._patience_s)
         self._connection.close()
 
     def abandon(self, give_up: Callable[[], None] = lambda: None) -> None:
         """Hang up without waiting for anybody; ``give_up`` ends what the listener waits for."""
-        self._hung_up = True  # before the listener can notice: it is not to look for whoever is missing
+        self.hung_up = True  # before the listener can notice: it is not to look for whoever is missing
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         give_up()
-        if self._thread is not None:
-            self._thread.join(LEAVE_S)
+        for thread in self._threads:
+            thread.join(LEAVE_S)
         self._connection.close()

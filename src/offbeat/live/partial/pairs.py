@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from offbeat.live.carriers import hosts
 from offbeat.live.carriers.sharing import shared
 from offbeat.live.carriers.staging import Staging
 from offbeat.live.carriers.visits import ByMessage, InMemory, VisitWay
 from offbeat.live.partial.link import LOOK_S, Link
+from offbeat.live.partial.telling import OVER, PART, Telling
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.group import Group
 from offbeat.live.transport.hub import Frame, Letter, Quiet, Word
 from offbeat.live.transport.waiter import Waiter, Work
 from offbeat.method.effects import Ticket
-from offbeat.rounds.seat import Event
+from offbeat.rounds.seat import Diary
 from offbeat.rounds.shared import Retired, SharedVec
 from offbeat.runs.trace import Round, Trace
 from offbeat.tensors.vector import Vec
@@ -62,13 +64,15 @@ class SharedWeights:
         homes: Sequence[str],
         trace: Trace,
         patience_s: float,
-        log: list[Event] | None = None,
+        log: Diary | None = None,
+        telling: Telling | None = None,
     ) -> None:
         self._board, self._trace, self._rank, self._patience_s = board, trace, board.rank, patience_s
         self._link = Link("pairs", connection, board.rank, board, patience_s)
         self._lock = self._link.lock
         self._staging = Staging(x)
-        self._shared = SharedVec(self._staging.down(x), log)
+        self._telling = telling
+        self._shared = SharedVec(self._staging.down(x), log if telling is None else telling)
         self._stood: Vec | None = None
         self._worker, self._visitors = Waiter(board, patience_s), Waiter(board, patience_s)
         # One way for each pair and direction: visits there and back never share a queue, as two threads serve them.
@@ -82,6 +86,9 @@ class SharedWeights:
         self._in = {visitor: way for (visitor, visited), way in ways.items() if visited == mine}
         self._over = False
         self.wire_bytes = 0
+        self._begin()
+
+    def _begin(self) -> None:
         self._link.listen(self._hear)
 
     @property
@@ -92,15 +99,24 @@ class SharedWeights:
 
     def meet(self, peer: int) -> Visit:
         """Announce a visit, send my weights to ``peer`` and be ready for its answer."""
-        with self._lock:
+        with self._turn("depart"):
             number, sent = self._shared.depart()
         half = sent.zeros_like()
         works: list[Work] = []
         if peer != self._rank:
-            self._link.tell(Word.MEET, peer)
+            self._announce(peer)
             works = self._out[peer].visit(sent, half)
             self.wire_bytes += sent.nbytes
         return Visit(number, peer, sent, half, works)
+
+    def _announce(self, peer: int) -> None:
+        self._link.tell(Word.MEET, peer)
+
+    @contextmanager
+    def _turn(self, what: str) -> Iterator[None]:
+        """The worker does something with its weights."""
+        with self._lock:
+            yield
 
     def _way(self, visitor: int, visited: int, like: Vec, homes: Sequence[str], waiter: Waiter) -> VisitWay:
         """Through memory where the two are on one host and others are not. (Where all are on one, and a thread answers
@@ -128,7 +144,7 @@ class SharedWeights:
         """My step, on top of whatever my weights have become. Answers a copy."""
         self._link.check()
         mine = self._staging.down(delta)
-        with self._lock:
+        with self._turn("add"):
             now = self._shared.add(mine).clone()
         return self._staging.up(now)
 
@@ -140,11 +156,15 @@ class SharedWeights:
             while True:
                 with self._lock:
                     if self._over:
+                        if self._telling is not None:
+                            self._telling.say(OVER)
                         return self._staging.up(self._shared.now())
                     self._link.check()
                     self._lock.wait(LOOK_S)
                 since = self._board.bear_with(since, self._patience_s, "the others to retire")
                 if asked():
+                    if self._telling is not None:
+                        self._telling.say(PART)
                     take_part()
 
     def stand(self, x: Vec, all_there: Callable[[], bool]) -> None:
@@ -161,17 +181,21 @@ class SharedWeights:
         """
         if self._stood is not None:
             equal = self._staging.down(x)
-            with self._lock:
+            with self._turn("shift"):
                 self._shared.shift(equal - self._stood)
             self._stood = None
 
     def close(self) -> None:
         self._link.close()
+        if self._telling is not None:
+            self._telling.close()
 
     def release(self) -> None:
         self._link.forget_failure()
 
     def abandon(self) -> None:
+        if self._telling is not None:
+            self._telling.abandon()
         self._link.abandon(self._visitors.give_up)
 
     @property
@@ -201,10 +225,16 @@ class SharedWeights:
                 self._lock.notify_all()
         return self._over
 
+    @contextmanager
+    def _visit(self) -> Iterator[None]:
+        """A visitor does."""
+        with self._lock:
+            yield
+
     def _visited(self, visitor: int) -> None:
         way, theirs = self._in[visitor], self._shared.empty()
         self._visitors.wait(way.receive(theirs), f"rank {visitor}'s weights")
-        with self._lock:
+        with self._visit():
             half = self._shared.visited(visitor, theirs)
         self.wire_bytes += half.nbytes
         self._visitors.wait(way.answer(half), f"rank {visitor} to take its half")

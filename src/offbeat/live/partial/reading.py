@@ -150,6 +150,11 @@ class Reader:
         self._heard(answer)
         return answer
 
+    def note(self, what: str, number: int) -> None:
+        """Something that is known here alone, behind what the hub has told so far."""
+        if self._log is not None:
+            self._log.append((what, number))
+
     def come_again(self, word: Word, a: int = 0, b: int = 0, c: int = -1, reads: Sequence[Delivery] = ()) -> None:
         """Say something after which nothing that I was given before is read any more, but for the results of ``reads``.
 

@@ -19,7 +19,7 @@ from offbeat.live.transport import elsewhere
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.hub import Frame, Word
 from offbeat.method.effects import Channel, Got
-from offbeat.rounds.seat import Event
+from offbeat.rounds.seat import THROUGH, Event
 from offbeat.runs.trace import Round, Trace
 from offbeat.tensors.vector import Vec
 from offbeat.tensors.wire import all_reduce_bytes
@@ -77,10 +77,13 @@ class Taker:
         self.waited_s += time.monotonic() - start
         return taken
 
-    def through(self) -> bool:
+    def through(self, step: int) -> bool:
         """Whether a deposit now would wait for nothing. (Where results are never late, it has waited already.)"""
         self._board.check()
-        return self._ahead is None or self._ahead.ready_within(0.0)
+        found = self._ahead is None or self._ahead.ready_within(0.0)
+        if found:
+            self._reader.note(THROUGH, step)
+        return found
 
     def _hand_in(self, ahead: Ahead, x: Vec, step: int) -> list[Got]:
         """Take what came while the step was computed; the deposit's own result is for the next time."""

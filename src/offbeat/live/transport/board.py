@@ -35,9 +35,11 @@ LEAVE_S = 5.0
 class Board:
     """Facts of one attached optimiser, and the line to those who post them."""
 
-    def __init__(self, store: Store, prefix: str, rank: int, size: int) -> None:
+    def __init__(self, store: Store, prefix: str, rank: int, size: int, members: tuple[int, ...] = ()) -> None:
         self._store = PrefixStore(prefix, store)
         self.name, self.rank, self.size = prefix, rank, size
+        self.members = members or tuple(range(size))  # what the script calls those whom we number from 0
+        self.beside: Board | None = None  # of the same run: who fails there is missing here as well
         self.someone_is_done = False
         self._alone: dict[str, str] = {}  # the facts of a single worker
         self._reached = -1
@@ -92,20 +94,24 @@ class Board:
             address, port, _ = json.loads(told)
             words = f"rank 0 does not answer at {address}:{port}, where it said that it would be"
             raise PeerFailed(f"{words}: it has ended, or that address cannot be reached from here") from error
-        line = Lifeline(connection, self.rank, elsewhere.in_words)
+        line = Lifeline(connection, self.rank, elsewhere.in_words, self.members.__getitem__)
         line.know_processes(self._processes)
         return line
 
     def _refuse(self) -> None:
         """Say what differs from rank 0; nobody leaves before all have read it, as the store may leave with rank 0."""
         posted = [json.loads(self._store.get(f"hello/{r}")) for r in range(self.size)]
-        self._post(f"read/{self.rank}", "1")
-        with suppress(PeerFailed):
-            self._until(lambda: self._all("read"), NEWS_S)
+        self.all_have_read()
         for rank, theirs in enumerate(posted):
             for fact, value in posted[0].items():
                 if theirs.get(fact) != value:
                     raise ConfigMismatch(_difference(fact, value, rank, str(theirs.get(fact))))
+
+    def all_have_read(self) -> None:
+        """Before a refusal of all ranks: waits a moment for the others to have read what it is about."""
+        self._post(f"read/{self.rank}", "1")
+        with suppress(PeerFailed):
+            self._until(lambda: self._all("read"), NEWS_S)
 
     def _processes(self, rank: int) -> tuple[list[str], list[str]]:
         return json.loads(self._facts.get(f"process/{rank}", "[]")), this_process()
@@ -167,15 +173,17 @@ class Board:
 
     def check(self, during: str = "") -> None:
         """Raise if another worker has failed, or is gone."""
-        if self._link is not None and self._link.failure is not None:
-            raise _failed(self._link.failure, during)  # under no name: a frame that holds its error is a cycle
+        for board in (self, self.beside):
+            if board is not None and board._link is not None and board._link.failure is not None:
+                raise _failed(board._link.failure, during)  # under no name: a frame that holds its error is a cycle
 
     def lost(self, during: str) -> PeerFailed:
         """The error for a connection that broke. Whose it was is on its way: that worker's own line has closed too."""
         with suppress(PeerFailed):
             self._until(lambda: False, NEWS_S)
-        if self._link is not None and self._link.failure is not None:
-            return _failed(self._link.failure, during)
+        for board in (self, self.beside):
+            if board is not None and board._link is not None and board._link.failure is not None:
+                return _failed(board._link.failure, during)
         return PeerFailed(f"lost a connection during {during}; {self._in_words(self._answers())}")
 
     def waits_for(self, what: str) -> AbstractContextManager[None]:
@@ -208,9 +216,9 @@ class Board:
 
     def _in_words(self, answers: dict[int, str]) -> str:
         if 0 not in answers:
-            return f"rank 0 {_SILENT}, so nothing is known of the others"
-        said = [f"rank {r} {_SILENT}" for r in range(self.size) if r not in answers]
-        said += [f"rank {r} {doing}" for r, doing in sorted(answers.items()) if r != self.rank]
+            return f"rank {self.members[0]} {_SILENT}, so nothing is known of the others"
+        said = [f"rank {self.members[r]} {_SILENT}" for r in range(self.size) if r not in answers]
+        said += [f"rank {self.members[r]} {doing}" for r, doing in sorted(answers.items()) if r != self.rank]
         return "; ".join(said[:16]) + (f"; and {len(said) - 16} more" if len(said) > 16 else "")
 
     # Steps and their end.

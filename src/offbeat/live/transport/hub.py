@@ -44,11 +44,11 @@ class Word(IntEnum):
     BEGAN = 3  # base
     FINISHED = 4
     RENEWED = 5  # base
-    GO = 6  # version, started by
+    GO = 6  # version, started by; who takes part, as text, if that is not everyone
     FLUSH = 7  # version
     STANDS = 8
     BACK = 9
-    STARTED = 10  # how many rounds have started: the answer to "back"
+    STARTED = 10  # how many rounds have started that this worker has a part in: the answer to "back"
     WHERE = 11  # to a worker that a round waits for: where are you?
     ELSEWHERE = 12  # where I am, as text: the answer to "where"
     # Shared weights, and the bell.
@@ -75,6 +75,8 @@ class Word(IntEnum):
     ANSWER = 31
     WANTED = 32  # nothing, how many results this worker waits for
     NEWEST = 33  # what shared weights have become since they were shown
+    # Inside an island.
+    EVENT = 34  # number; what has happened at the leader's seat, as text
 
 
 class Frame(NamedTuple):

@@ -58,7 +58,14 @@ class Roll(Quiet):
 class Lifeline:
     """A worker's end. ``doing`` says in words what this worker is doing."""
 
-    def __init__(self, connection: socket.socket, rank: int, doing: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        rank: int,
+        doing: Callable[[], str],
+        called: Callable[[int], int] = lambda rank: rank,
+    ) -> None:
+        self._called = called  # the number under which the script knows a rank of ours
         self._connection, self._rank, self._doing = connection, rank, doing
         self.changed = threading.Condition()
         self.facts: dict[str, str] = {}
@@ -147,7 +154,7 @@ class Lifeline:
                     self.facts[name] = value
                     self.changed.notify_all()
             case Word.FAILED if frame.rank != self._rank:
-                self._hear_failure(Failure(f"rank {frame.rank} failed: {frame.text}", vanished=False))
+                self._hear_failure(Failure(f"rank {self._called(frame.rank)} failed: {frame.text}", vanished=False))
             case Word.GONE:
                 self._hear_failure(Failure(self._ended(frame.a), vanished=True))
             case Word.WHAT:
@@ -168,6 +175,6 @@ class Lifeline:
         end = time.monotonic() + DYING_S
         while process and here and process[0] == here[0] and time.monotonic() < end:
             if has_ended(process, here):
-                return f"rank {rank} gives no sign of life: the process has ended"
+                return f"rank {self._called(rank)} gives no sign of life: the process has ended"
             time.sleep(0.005)
-        return f"rank {rank} gives no sign of life: its connection has closed"
+        return f"rank {self._called(rank)} gives no sign of life: its connection has closed"

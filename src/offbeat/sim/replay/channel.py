@@ -11,7 +11,7 @@ import simpy
 
 from offbeat.method.effects import Channel
 from offbeat.method.replica import Replica
-from offbeat.rounds.seat import Given, Got, Outcome, Seat
+from offbeat.rounds.seat import THROUGH, Given, Got, Outcome, Seat
 from offbeat.runs.order import Event
 from offbeat.runs.trace import Round, Trace
 from offbeat.sim.channels import charge, summed
@@ -60,11 +60,21 @@ class ReplayedChannel:
         self.chairs: dict[int, _Chair] = {}
         self.bytes_sent = 0
         self._events = events
+        self._pools = self._found_pools() if channel.rules.pool is not None else None
         self._given: dict[tuple[int, tuple[int, ...]], dict[int, Given]] = defaultdict(dict)
         self._outcomes: dict[tuple[int, tuple[int, ...]], Outcome] = {}  # of blocks that are through
         self._left: dict[tuple[int, tuple[int, ...]], int] = {}  # how many of a block have not been given its mean
         self._stood = stood
         self._goes_on = False
+
+    def _found_pools(self) -> dict[int, tuple[int, ...]]:
+        """Where a round is made of those who were there, it is made of those on whose lists it is."""
+        found: dict[int, list[int]] = defaultdict(list)
+        for node in range(self.nodes.count):
+            for what, number in self._events[self.nodes.leader(node)]:
+                if what == "snapshot":
+                    found[number].append(node)
+        return {version: tuple(members) for version, members in found.items()}
 
     def open(self, me: Replica, channel: Channel, x: Vec | None) -> None:
         rank = self.nodes.of(me.rank)
@@ -79,12 +89,16 @@ class ReplayedChannel:
         self._go_on()
 
     def through(self, rank: int, step: int, answer: Callable[[bool], None]) -> None:
-        """Whether it was: then its list goes on with this step's deposit, before it comes to an average or to its end.
+        """Whether it was: then its list says so, before it comes to a deposit, to an average or to its end.
 
-        What stands before it may have to wait for others: a result, and what answers for it after an average.
+        What stands before that may have to wait for others: a result, and what answers for it after an average.
         """
-        own = ("offer", "finish", "stand")
-        answer(next((event for event in self.chairs[rank].events if event[0] in own), None) == ("offer", step))
+        own = (THROUGH, "offer", "finish", "stand")
+        found = next((event for event in self.chairs[rank].events if event[0] in own), None) == (THROUGH, step)
+        if found:
+            self.chairs[rank].events.remove((THROUGH, step))
+            self._go_on()
+        answer(found)
 
     def finished(self, rank: int) -> None:
         self.chairs[rank].finishes = True
@@ -134,6 +148,8 @@ class ReplayedChannel:
                 chair.upto = chair.events.popleft()[1] if chair.events and chair.events[0][0] == "upto" else None
                 seat.offer(x, step, chair.upto)
                 chair.offers, chair.takes = None, step
+            case "through":
+                return self._waits(rank, chair, event)  # its worker looks, and strikes it off
             case "show":
                 if seat.results != number:
                     raise refuse(rank, event, f"{seat.results} results are there")
@@ -205,7 +221,7 @@ class ReplayedChannel:
 
     def _snapshot(self, rank: int, chair: _Chair, version: int, flush: bool) -> None:
         seat = chair.seat
-        block = seat.members(version, flush)
+        block = seat.members(version, flush) if self._pools is None else self._pools[version]
         chair.out = (version, block)
         given = self._given[version, block]
         given[rank] = seat.snapshot(version, flush)
