@@ -3,9 +3,9 @@
     python benchmarks/causes.py [--seeds 1] [--steps 400] [--json FILE]
 
 The task of ``character.py`` with four workers' batches. *DDP*: AdamW on the mean of the four gradients. *Late*: the
-same, with every gradient so many steps old. *Adams*: each worker has an AdamW of its own, and the weights are averaged after
-every step, so that nobody is late and all replicas are equal; with ``squares`` each divides by the mean square that the
-mean of the four gradients would have, m² + (v − m²)/4.
+same, with every gradient so many steps old. *Adams*: each worker has an AdamW of its own, and the weights are averaged
+after every step, so that nobody is late and all replicas are equal; with ``squares`` each divides by the mean square
+that the mean of the four gradients would have, m² + (v − m²)/4.
 """
 
 from __future__ import annotations

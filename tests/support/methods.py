@@ -77,7 +77,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
     },
     "dasgd": {
         "period": whole(1, 5), "delay": lambda workers, drawn: st.integers(0, drawn["period"] - 1),
-        "xi": one(0.0, 0.25, 1.0), "merge": one("paper", "correct"), "codec": codecs,
+        "xi": one(0.0, 0.25, 1.0), "merge": one("paper", "correct"), "codec": codecs, "moments": MOMENTS,
     },
     "eager": {
         "wait": WAITS, "sync_every": one(None, 1, 2, 5, 33), "stale": one("carry", "carry", "drop", "fade"),
@@ -98,7 +98,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "wait": WAITS, "late": one(0, 1), "meet": one("arrived", "all"), "pause": one(0.0, 0.5, 1.0),
         "staleness": lambda workers, drawn: st.none() if of_those_who_come(drawn) else st.sampled_from([None, 2, 5]),
         "grace": lambda workers, drawn: st.just(0.0) if of_those_who_come(drawn) else GRACE(workers, drawn),
-        "per_node": per_node, "codec": codecs,
+        "per_node": per_node, "codec": codecs, "squares": one(1, 4),
     },
     "nonblocking": {
         "micro": one("auto", 1, 2, 3, 8),
@@ -107,14 +107,14 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "weighting": one("samples", "workers"), "at_least": whole(0, 3), "scale_lr": one(False, True),
         "budget": one(0.2, 0.5, 1.0), "codec": codecs,
     },
-    "dpsgd": {"graph": graphs, "order": one("cta", "atc"), "codec": codecs},
+    "dpsgd": {"graph": graphs, "order": one("cta", "atc"), "codec": codecs, "moments": MOMENTS},
     "ad_psgd": {"graph": graphs},
-    "sgp": {"graph": graphs, "codec": codecs},
-    "matcha": {"graph": graphs, "budget": one(0.2, 0.5, 1.0), "codec": codecs},
+    "sgp": {"graph": graphs, "codec": codecs, "moments": MOMENTS},
+    "matcha": {"graph": graphs, "budget": one(0.2, 0.5, 1.0), "codec": codecs, "moments": MOMENTS},
     "diloco": {
         "period": one(1, 2, 4, 6), "outer_lr": one(0.0, 0.7, 1.0), "outer_momentum": one(0.0, 0.9),
         "fragments": one(1, 1, 2), "overlap": whole(0, 2), "merge": one(0.0, 0.5, 1.0),
-        "codec": codecs, "pace": one("equal", "equal", "speed"),
+        "codec": codecs, "pace": one("equal", "equal", "speed"), "moments": MOMENTS,
     },
     "decoupled": {
         "every": whole(1, 4), "fragments": whole(1, 3), "quorum": WAITS, "merge": one("radial", "direct"),
@@ -122,10 +122,11 @@ CHOICES: dict[str, dict[str, Choice]] = {
     },
     "sparseloco": {
         "period": whole(1, 5), "decay": one(0.0, 0.5, 0.95, 1.0), "outer_lr": one(0.0, 0.65, 1.0),
-        "codec": lambda workers, drawn: st.sampled_from([None, *CODECS, *SPARSE]),
+        "codec": lambda workers, drawn: st.sampled_from([None, *CODECS, *SPARSE]), "moments": MOMENTS,
     },
     "noloco": {
         "period": whole(1, 4), "outer_lr": one(0.0, 0.7, 1.0), "outer_momentum": one(0.0, 0.5), "pull": one(None, 0.3),
+        "moments": MOMENTS,
     },
 }  # fmt: skip
 
