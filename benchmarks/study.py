@@ -80,12 +80,11 @@ RIVALS = {
 DEFAULT = "self-clocked"
 OURS = {
     DEFAULT: ob.self_clocked(),
-    "self-clocked pause 1/2": ob.self_clocked(pause=0.5),
-    "self-clocked pause 0": ob.self_clocked(pause=0.0),
     "self-clocked period 1": ob.self_clocked(period=1),
+    "self-clocked period 1 squares 4": ob.self_clocked(period=1, squares=4),
+    "self-clocked pause 0": ob.self_clocked(pause=0.0),
     "self-clocked spread": ob.self_clocked("spread"),
     "self-clocked by a schedule": ob.self_clocked(meet="all", pause=0.0),
-    "self-clocked 1 everyone 1/4": ob.self_clocked(period=1, group=None, wait=0.25, pause=0.0),
 }
 ALL = {**RIVALS, **OURS}
 

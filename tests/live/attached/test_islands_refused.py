@@ -66,7 +66,7 @@ def refusals(rank: int) -> dict[str, str]:
         "another mesh": refused(islands.sharded(net()), mesh=world),
         "not sharded": refused(net(), mesh=inside),
         "cut batches": refused(islands.sharded(net()), ob.nonblocking(2)),
-        "nodes": refused(islands.sharded(net()), ob.self_clocked(per_node=2)),
+        "nodes": stepped_in_nodes(),
         "on some": refused(islands.sharded(net()) if rank < 2 else net()),
         "two sizes": refused(islands.sharded(net(), three if rank < 3 else alone)),
         "nothing to hold": refused(islands.sharded(nn.Linear(4, 1))),
@@ -80,6 +80,17 @@ def loaded(state: dict[str, bytes]) -> str:
     model = islands.sharded(net())
     with ob.attach(torch.optim.SGD(model.parameters(), lr=0.1), model, ob.local_sgd(2), patience_s=60) as optimizer:
         return attempt(lambda: optimizer.load_state_dict({"offbeat": state}))
+
+
+def stepped_in_nodes() -> str:
+    """The first step of a method that is told to make nodes of ranks."""
+    model = islands.sharded(net())
+    strategy = ob.self_clocked(per_node=2)
+    optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=0.1), model, strategy, patience_s=60)
+    said = attempt(optimizer.step)
+    dist.barrier()  # nobody leaves before all have come to it
+    optimizer._run.abandon(said)
+    return said
 
 
 def stepped_after_assigning() -> str:

@@ -40,11 +40,6 @@ def check_sharded(strategy: Strategy) -> None:
             f"{strategy} lets every rank stop in the middle of its batch, but the ranks of a sharded model must take "
             "all backward passes together; use one that takes whole batches, such as ob.self_clocked()"
         )
-    if strategy.settings.get("per_node", 1) != 1:
-        raise ValueError(
-            f"per_node is {strategy.settings['per_node']}, but the model is sharded, and its island is one worker "
-            "already; leave per_node out"
-        )
 
 
 def facts(flat: Flat, strategy: Strategy, **arguments: object) -> dict[str, str]:

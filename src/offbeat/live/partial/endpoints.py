@@ -191,6 +191,11 @@ class Endpoints:
             self._open(effect.channel, effect.x, me)
 
     def _open(self, channel: Channel, x: Vec | None, me: Replica) -> None:
+        if self._island is not None and channel.per_node != 1:
+            raise ValueError(
+                f"per_node is {channel.per_node}, but the model is sharded, and its island is one worker already; leave "
+                "per_node out"
+            )
         nodes, first_round, like = Nodes(me.size, channel.per_node), self._agreed_first_round(), channel.looks(me.x)
         parameters = 0 if channel.rules.of_weights or channel.like is not None else me.parameters
         # The node's group is made first: once a clerk's thread is there, two threads could make groups at once.
