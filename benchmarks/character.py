@@ -41,10 +41,8 @@ JITTER = ob.delays.lognormal(0.1, 0.1)
 DDP = "DDP"
 METHODS = {
     "self_clocked": ob.self_clocked(),
-    "self_clocked period=1": ob.self_clocked(period=1),
-    "self_clocked period=1 group=none": ob.self_clocked(period=1, group=None),
-    "self_clocked period=1 squares=4": ob.self_clocked(period=1, squares=4),
-    "self_clocked period=1 group=none squares=4": ob.self_clocked(period=1, group=None, squares=4),
+    "self_clocked squares=1": ob.self_clocked(squares=1),
+    "self_clocked as with many": ob.self_clocked(period=2, group=2, pause=1.0, squares=1),
     "eager": ob.eager(),
     "eager late=1": ob.eager(late=1),
     "wagma": ob.wagma(),

@@ -93,11 +93,11 @@ def test_how_workers_talked_is_kept_and_told_on_the_page_and_in_words(tmp_path: 
     assert run(f"{line} --report {tmp_path}/kept --json {tmp_path}/run.json") == 0
     capsys.readouterr()
     (kept,) = folder.read(tmp_path / "kept").recordings
-    assert [one.exchanges for one in kept.record.talking] == [10] * 4
-    assert json.loads((tmp_path / "run.json").read_text())["runs"][0]["talking"][0]["exchanges"] == 10
+    assert [one.exchanges for one in kept.record.talking] == [20] * 4
+    assert json.loads((tmp_path / "run.json").read_text())["runs"][0]["talking"][0]["exchanges"] == 20
     assert run(f"report {tmp_path}/kept") == 0
     words, page = " ".join(capsys.readouterr().out.split()), (tmp_path / "kept/report.html").read_text()
-    for said in ("They talked 40 times, once in 2.0 steps", "100% of it for rank 2."):
+    for said in ("They talked 80 times, once in 1.0 steps", "100% of it for rank 2."):
         assert said in words
         assert said in page
 

@@ -59,8 +59,8 @@ def test_the_network_rests_as_long_as_the_pause_says(pause: float, every: int) -
 
 
 @pytest.mark.parametrize("message", [0.0, 0.5, 2.0, 8.0])
-@pytest.mark.parametrize("workers", [4, 9, 16])
-def test_it_sends_at_most_half_of_what_ad_psgd_sends(workers: int, message: float) -> None:
+@pytest.mark.parametrize("workers", [5, 9, 16])
+def test_more_than_a_few_send_at_most_half_of_what_ad_psgd_sends(workers: int, message: float) -> None:
     nbytes = 8 * sum(p.numel() for p in TASK.model().parameters())
     network = ob.Network(1e-4, nbytes / message if message else float("inf"))
     mine, its = (
@@ -69,6 +69,26 @@ def test_it_sends_at_most_half_of_what_ad_psgd_sends(workers: int, message: floa
     )
     assert 0 < mine.wire_bytes <= 0.5 * its.wire_bytes
     assert sum(mine.gradients) >= sum(its.gradients)
+
+
+@pytest.mark.parametrize(
+    ("workers", "settings"),
+    [
+        (1, {"period": 1, "group": None, "pause": 0.0, "squares": 1}),
+        (2, {"period": 1, "group": None, "pause": 0.0, "squares": 2}),
+        (4, {"period": 1, "group": None, "pause": 0.0, "squares": 4}),
+        (5, {"period": 2, "group": 2, "pause": 1.0, "squares": 1}),
+        (9, {"period": 2, "group": 2, "pause": 1.0, "squares": 1}),
+    ],
+)
+def test_what_is_left_out_is_what_suits_the_number_of_workers(workers: int, settings: dict[str, Any]) -> None:
+    digits = ob.tasks.digits(batch=4, hidden=8, dtype=torch.float64)
+    task = replace(digits, optimizer=lambda p: torch.optim.AdamW(p, lr=0.01))
+    of_all = [
+        ob.simulate(s, task, workers, 12, compute_s=ob.delays.lognormal(1.0, 0.3), network=ob.Network(0.4))
+        for s in (ob.self_clocked(), ob.self_clocked(**settings))
+    ]
+    assert torch.equal(of_all[0].weights, of_all[1].weights)
 
 
 @pytest.mark.parametrize(("group", "workers"), [(2, 8), (3, 8), (3, 7)])

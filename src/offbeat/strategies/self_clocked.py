@@ -57,21 +57,22 @@ PAPER = Paper(
 
 MEASURED = 25  # takings, after which a period by spread begins to move
 LOW, HIGH, CAP = 0.7, 1.3, 64
+FEW = 4  # workers, whose messages are few: they meet all together, and as often as they can
 
 
 @method(PAPER)
 def self_clocked(
-    period: int | Literal["spread"] = 2,
-    group: int | None = 2,
+    period: int | Literal["auto", "spread"] = "auto",
+    group: int | Literal["auto"] | None = "auto",
     wait: str | int | float | Wait = 0.125,
     late: int = 1,
     meet: Literal["arrived", "all"] = "arrived",
-    pause: float = 1.0,
+    pause: float | Literal["auto"] = "auto",
     staleness: int | None = None,
     grace: Window = 0.0,
     per_node: int = 1,
     codec: Codec | None = None,
-    squares: int = 1,
+    squares: int | Literal["auto"] = "auto",
 ) -> Body:
     """Compute; whenever the last exchange is through, hand in what was learned since, and take what came of the others.
 
@@ -94,49 +95,56 @@ def self_clocked(
     worker outside; the ``codec`` is for what travels between nodes, and what it loses is given to the next round.
     ``squares=4``: where the optimiser is Adam, it divides by the squares that the mean of four workers' gradients would
     have, m² + (v − m²)/4, not by its own, which hold four times the noise; all workers together then learn as fast as
-    with Adam on the mean.
+    with Adam on the mean. ``"auto"`` is what suits the number of workers: up to 4 of them ``period=1, group=None,
+    pause=0`` and as many ``squares`` as workers, beyond that ``period=2, group=2, pause=1, squares=1``.
 
     *When it helps*: nobody knows beforehand who will be late, or how long a message takes.
-    *When it hurts*: where all workers are alike and the network is quick, ``allreduce`` learns more from each sample: a
-    small Transformer with AdamW ended 1.3% above DDP's loss with 2 workers, 3.7% with 4, at equal samples.
-    *Suggested settings*: the defaults; with up to about 8 workers and a quick network ``period=1``, and with Adam
-    ``squares=4`` as well: in the same trial that ended 1.0% and 1.6% below DDP's loss.
+    *When it hurts*: where all workers are alike and the network is quick, ``allreduce`` learns more from each sample,
+    the more workers there are (docs/choosing.md).
+    *Suggested settings*: the defaults.
 
     Example: ``ob.self_clocked(group=4)``
     """
-    least = 1 if period == "spread" else whole("period", period, 1)
-    optional("group", group)
+    if period not in ("auto", "spread"):
+        whole("period", period, 1)
+    if group != "auto":
+        optional("group", group)
     whole("per_node", per_node, 1)
-    whole("squares", squares, 1)
+    if squares != "auto":
+        whole("squares", squares, 1)
     sends_all(codec)
     if late not in (0, 1):
         raise ValueError(f"late is {late!r}, but a result can be 0 or 1 rounds late")
     one_of("meet", meet, ("arrived", "all"))
-    if not pause >= 0:
+    if pause != "auto" and not pause >= 0:
         raise ValueError(f"a pause of {pause!r} means nothing; use 0 or more")
     if staleness is not None:
         whole("staleness", staleness, 1 + late)
-    pool = group if meet == "arrived" else None
-    if pool is not None and (staleness is not None or checked_window(grace)):
+    if meet == "arrived" and group is not None and (staleness is not None or checked_window(grace)):
         raise ValueError(
             f"staleness={staleness} and grace={grace!r} are about those who are absent, whom groups of those who have "
             f'arrived do without; say meet="all"'
         )
-    # Whatever is handed in counts for the next round, however old the weights it was made with.
-    how = Rules(
-        quorum(wait),
-        "shared",
-        bound=staleness,
-        late=late,
-        good_for=math.inf,
-        pool=pool,
-        grace=checked_window(grace),
-    )
 
     async def body(me: Replica) -> None:
         nodes = Nodes(me.size, per_node)
         P, mine = nodes.count, nodes.of(me.rank)
-        blocks = topology.everyone(P) if group is None or group >= P else topology.groups(P, group)
+        few = P <= FEW
+        least = 1 if period == "spread" or (period == "auto" and few) else 2 if period == "auto" else period
+        S = (None if few else 2) if group == "auto" else group
+        rest = (0.0 if few else 1.0) if pause == "auto" else pause
+        workers = (P if few else 1) if squares == "auto" else min(squares, P)
+        # Whatever is handed in counts for the next round, however old the weights it was made with.
+        how = Rules(
+            quorum(wait),
+            "shared",
+            bound=staleness,
+            late=late,
+            good_for=math.inf,
+            pool=S if meet == "arrived" else None,
+            grace=checked_window(grace),
+        )
+        blocks = topology.everyone(P) if S is None or S >= P else topology.groups(P, S)
         mem = me.recall(
             start=me.x.clone() if codec else None,  # with a codec, the displacement from the common beginning travels
             lost=nothing_lost(me.x) if codec else None,
@@ -171,11 +179,11 @@ def self_clocked(
         async for t in me.own_steps(per_node):
             if steps == 0:
                 before.copy_(me.x)
-            me.step(await own_gradient(me, per_node), mean_of=min(squares, P))
+            me.step(await own_gradient(me, per_node), mean_of=workers)
             steps += 1
             through = through or await partial.through(t)
             took += not through
-            if through and steps >= max(mem.p, (1 + pause) * took):
+            if through and steps >= max(mem.p, (1 + rest) * took):
                 moved = since()
                 assert moved is not None
                 talking = talking.handed_in()

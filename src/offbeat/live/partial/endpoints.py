@@ -193,8 +193,8 @@ class Endpoints:
     def _open(self, channel: Channel, x: Vec | None, me: Replica) -> None:
         if self._island is not None and channel.per_node != 1:
             raise ValueError(
-                f"per_node is {channel.per_node}, but the model is sharded, and its island is one worker already; leave "
-                "per_node out"
+                f"per_node is {channel.per_node}, but the model is sharded, and its island is one worker already; "
+                "leave per_node out"
             )
         nodes, first_round, like = Nodes(me.size, channel.per_node), self._agreed_first_round(), channel.looks(me.x)
         parameters = 0 if channel.rules.of_weights or channel.like is not None else me.parameters
