@@ -146,7 +146,7 @@ def killed(rank: int) -> None:
         loss(model, rank, t).backward()
         optimizer.step()
     if rank == 0:
-        hub = optimizer._run.endpoints.lines.hub
+        hub = optimizer._run.endpoints._opening.lines.hub
         forge.note(hub._process.pid)  # type: ignore[union-attr]
     dist.barrier()
     os.kill(os.getpid(), 9)

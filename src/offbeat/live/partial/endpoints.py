@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -10,30 +9,16 @@ import torch
 import torch.distributed as dist
 
 from offbeat.live.carriers.exchanges import Transport
-from offbeat.live.carriers.shelves import Shelves
-from offbeat.live.partial.alone import Alone
-from offbeat.live.partial.apart import Plan, plan_of_channel
 from offbeat.live.partial.bell import Bell, Rings
 from offbeat.live.partial.blocks import BlockSums
-from offbeat.live.partial.clerk import Clerk
-from offbeat.live.partial.coordinator import Coordinator
-from offbeat.live.partial.desk import Desk
-from offbeat.live.partial.following import FollowingClerk, FollowingWeights
-from offbeat.live.partial.leaders import Follower, Inside, Leader
-from offbeat.live.partial.lines import Lines
-from offbeat.live.partial.meetings import Meetings
-from offbeat.live.partial.pairs import SharedWeights, Visit, Visits
-from offbeat.live.partial.stacks import Slots
-from offbeat.live.partial.taker import Taker
-from offbeat.live.partial.telling import Telling, ToTheOthers
+from offbeat.live.partial.opening import AtChannel, Opening
+from offbeat.live.partial.pairs import SharedWeights, Visit
 from offbeat.live.partial.visitor import Meeting, Visitor
 from offbeat.live.transport import elsewhere
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.transport.group import Group
-from offbeat.live.transport.hub import Handler
 from offbeat.live.transport.island import Island
-from offbeat.live.transport.waiter import Waiter
 from offbeat.method.effects import (
     Add,
     Begin,
@@ -51,13 +36,10 @@ from offbeat.method.effects import (
     not_ours,
 )
 from offbeat.method.replica import Replica
-from offbeat.rounds.referee import Referee
 from offbeat.rounds.seat import Event
 from offbeat.runs.trace import Trace
 from offbeat.tensors.vector import Vec
 from offbeat.topology.hierarchy import Nodes
-
-SMALL = 1 << 16  # numbers: so few that each worker adds them up itself, instead of waiting for another's part
 
 
 class AskForAverages(Protocol):
@@ -93,12 +75,10 @@ class Endpoints:
         self._log = log
         self._board, self._transport, self._patience_s = board, transport, patience_s
         self._channel: Channel | None = None
-        self._clerk: Clerk | Taker | Alone | Leader | Follower | None = None
+        self._clerk: AtChannel | None = None
         self._pairs: SharedWeights | Visitor | None = None
         self._bell: Bell | None = None
-        self.lines = Lines(board, transport.waiter)
         self._island = island
-        self._inside = None if island is None else Lines(island.inside, island.waiter)
         self._sums: BlockSums | None = None
         self._first_round = self._wire_bytes = 0
         self._waited_s, self._lost, self._is_over = 0.0, list[int](), False
@@ -106,6 +86,7 @@ class Endpoints:
         self._carriers: set[str] = set()
         self._stood: Vec | None = None
         self.trace = Trace(keep_spans=False)
+        self._opening = Opening(board, transport, patience_s, log, island, self.trace)
 
     @property
     def is_open(self) -> bool:
@@ -120,9 +101,7 @@ class Endpoints:
         return 1 if self._channel is None else self._channel.per_node
 
     @property
-    def _ends(
-        self,
-    ) -> tuple[Clerk | Taker | Alone | Leader | Follower | None, SharedWeights | Visitor | None, Bell | None]:
+    def _ends(self) -> tuple[AtChannel | None, SharedWeights | Visitor | None, Bell | None]:
         return self._clerk, self._pairs, self._bell
 
     @property
@@ -132,7 +111,7 @@ class Endpoints:
         return self._pairs
 
     @property
-    def clerk(self) -> Clerk | Taker | Alone | Leader | Follower:
+    def clerk(self) -> AtChannel:
         if self._clerk is None:
             raise OffbeatError("the strategy uses a channel that it has not opened; await Open(channel, …) first")
         return self._clerk
@@ -187,106 +166,15 @@ class Endpoints:
 
     def open(self, effect: Open, me: Replica) -> None:
         """Every rank comes here at its first step; rank 0 starts the hub and tells the others where it is."""
-        with elsewhere.wanting(self._board.name, 1):  # no result comes before all are here
-            self._open(effect.channel, effect.x, me)
-
-    def _open(self, channel: Channel, x: Vec | None, me: Replica) -> None:
-        if self._island is not None and channel.per_node != 1:
-            raise ValueError(
-                f"per_node is {channel.per_node}, but the model is sharded, and its island is one worker already; "
-                "leave per_node out"
-            )
-        nodes, first_round, like = Nodes(me.size, channel.per_node), self._agreed_first_round(), channel.looks(me.x)
-        parameters = 0 if channel.rules.of_weights or channel.like is not None else me.parameters
-        # The node's group is made first: once a clerk's thread is there, two threads could make groups at once.
-        inside = Inside(nodes, channel, like, parameters, self._transport) if nodes.per_node > 1 else None
-        if inside is not None and not nodes.leads(me.rank):
-            self._refuse_if_open()
-            self._channel, self._clerk = channel, Follower(inside, self._board, first_round, self._patience_s)
-            return
-        if nodes.count == 1:
-            self._refuse_if_open()
-            alone = Alone(channel, x, nodes, self.trace, me.seed, me.t, first_round, self._log)
-            self._channel, self._clerk = channel, Leader(alone, inside) if inside is not None else alone
-            return
-        leaders = tuple(nodes.leader(n) for n in range(nodes.count))
-        shelves = None
-        if channel.codec is None and self._island is None:
-            shelves = self._transport.shelves(f"rounds/{channel.name}", leaders, like, parameters)
-        if shelves is not None:
-            taker = self._take_seat(channel, x, me, nodes, shelves)
-            self._channel, self._clerk = channel, Leader(taker, inside) if inside is not None else taker
-            return
-        referee = Referee(channel.rules, nodes.count, me.seed, first_round)
-        connection, telling = self._meet_as_island(lambda: Coordinator(referee), nodes)
-        self._channel = channel
-        waiter = Waiter(self._board, self._patience_s)
-        self._sums = BlockSums(channel, nodes, self._board, waiter, first_round, self._transport.homes)
-        clerk = (Clerk if self._leads else FollowingClerk)(
-            channel,
-            x,
-            like,
-            parameters,
-            connection,
-            self._sums,
-            nodes,
-            self._board,
-            self.trace,
-            me.seed,
-            me.t,
-            first_round,
-            self._patience_s,
-            self._log,
-            telling,
-            None if self._island is None else self._island.worker_of,
-        )
-        self._clerk = Leader(clerk, inside) if inside is not None else clerk
-
-    @property
-    def _leads(self) -> bool:
-        return self._island is None or self._island.leads
-
-    def _meet_as_island(self, handler: Callable[[], Handler], nodes: Nodes) -> tuple[socket.socket, Telling | None]:
-        """This rank's line to the hub, where its leader says what to do; the leader has one to the others' leaders."""
-        if self._island is None or self._inside is None or self._island.inside.size == 1:
-            return self._meet_at_hub(handler, nodes)[0], None
         self._refuse_if_open()
-        board = self._island.inside
-        (inside,) = self._inside.meet(lambda: ToTheOthers(board.size), Nodes(board.size), 1, None)
-        if not self._island.leads:
-            return inside, None
-        telling = Telling(inside, board, self._patience_s, self._log)
-        return self._meet_at_hub(handler, nodes)[0], telling
+        with elsewhere.wanting(self._board.name, 1):  # no result comes before all are here
+            self._clerk, self._sums = self._opening.channel(effect, me, self._agreed_first_round())
+        self._channel = effect.channel
 
-    def _take_seat(self, channel: Channel, x: Vec | None, me: Replica, nodes: Nodes, shelves: Shelves) -> Taker:
-        """Where vectors lie in memory that all can read, the seats are kept at the hub."""
-        like = channel.looks(me.x)
-        first_round, slots = self._first_round, self._slots(nodes.count, like, shelves)
-        plan = plan_of_channel(channel, nodes.count, nodes.per_node, me.seed, first_round)
-        line, questions = self._meet_at_hub(
-            lambda: Desk(channel.rules, channel.whom, nodes, me.seed, first_round, Slots(**slots)),
-            nodes,
-            2,
-            None if plan is None else {**plan, "slots": slots},
-        )
-        return Taker(
-            channel,
-            x,
-            shelves,
-            (line, questions),
-            nodes,
-            self._board,
-            self.trace,
-            like.nbytes,
-            me.t,
-            first_round,
-            self._patience_s,
-            self._log,
-        )
-
-    def _slots(self, size: int, x: Vec, shelves: Shelves) -> dict[str, Any]:
-        on_device = shelves.on_device
-        return {"size": size, "slots": shelves.slots, "small": x.numel <= SMALL, "shares": not on_device}
+    def share(self, effect: Share, me: Replica) -> None:
+        """The same for weights that others may average with."""
+        self._refuse_if_open()
+        self._pairs = self._opening.weights(effect, me)
 
     def resume(self, rounds: int) -> None:
         """The run goes on after so many rounds."""
@@ -305,38 +193,6 @@ class Endpoints:
     def rounds(self) -> int:
         """How many rounds of the channel are over, those of runs before this one included."""
         return self._first_round if self._clerk is None else self._clerk.rounds
-
-    def share(self, effect: Share, me: Replica) -> None:
-        """The same for weights that others may average with; the hub only passes visits on."""
-        everyone = Nodes(me.size)
-        shelves = None
-        if self._island is None:
-            shelves = self._transport.shelves("pairs", tuple(range(me.size)), effect.x, 0)
-        if shelves is not None:
-            slots = self._slots(me.size, effect.x, shelves)
-            plan = {"what": "meetings", "size": me.size, "slots": slots}
-            (line,) = self._meet_at_hub(lambda: Meetings(me.size, Slots(**slots)), everyone, 1, plan)
-            self._pairs = Visitor(effect.x, shelves, line, self._board, self.trace, self._patience_s, self._log)
-            return
-        connection, telling = self._meet_as_island(lambda: Visits(me.size), everyone)
-        self._pairs = (SharedWeights if self._leads else FollowingWeights)(
-            effect.x,
-            effect.peers,
-            connection,
-            self._board,
-            self._transport.homes,
-            self.trace,
-            self._patience_s,
-            self._log,
-            telling,
-        )
-
-    def _meet_at_hub(
-        self, handler: Callable[[], Handler], nodes: Nodes, lines: int = 1, plan: Plan | None = None
-    ) -> list[socket.socket]:
-        """This worker's lines to the hub, which rank 0 opens."""
-        self._refuse_if_open()
-        return self.lines.meet(handler, nodes, lines, plan)
 
     def _refuse_if_open(self) -> None:
         if self.is_open:
@@ -361,7 +217,8 @@ class Endpoints:
         """The bell of micro-batches; every rank comes here at its first step."""
         if self._bell is None:
             size = self._board.size
-            (connection,) = self._meet_at_hub(lambda: Rings(size), Nodes(size))
+            self._refuse_if_open()
+            (connection,) = self._opening.lines.meet(lambda: Rings(size), Nodes(size), 1, None)
             self._bell = Bell(connection, self._board, self._patience_s)
         return self._bell
 
@@ -407,8 +264,7 @@ class Endpoints:
         for end in self._ends:
             if end is not None:
                 end.close()
-        for lines in self._all_lines:
-            lines.close(self._patience_s)
+        self._opening.close()
         for ways in self._ways:
             ways.let_go(together=True)
         for group in self._groups():
@@ -419,8 +275,7 @@ class Endpoints:
         for end in self._ends:
             if end is not None:
                 end.abandon()
-        for lines in self._all_lines:
-            lines.abandon()
+        self._opening.abandon()
         for ways in self._ways:
             ways.let_go(together=False)
         for group in self._groups():
@@ -438,13 +293,8 @@ class Endpoints:
             if end is not None:
                 end.release()
         self._channel = self._clerk = self._pairs = self._bell = self._sums = self._stood = None
-        for lines in self._all_lines:
-            lines.release()
+        self._opening.release()
         self.others = Nobody()
-
-    @property
-    def _all_lines(self) -> list[Lines]:
-        return [self.lines] if self._inside is None else [self.lines, self._inside]
 
     @property
     def _ways(self) -> list[BlockSums | SharedWeights]:
