@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
+from typing import Literal
 
 import torch
 from harness import Report, arguments
@@ -35,7 +36,8 @@ RATES = {
     "AdamW": (0.0025, 0.005, 0.01, 0.02),
 }
 WAITS: tuple[str | float, ...] = ("first", 0.5)
-STALES = ("carry", "fade", "drop")
+Stale = Literal["carry", "fade", "drop"]
+STALES: tuple[Stale, ...] = ("carry", "fade", "drop")
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Case:
     times: str
     optimiser: str
     wait: str | float
-    stale: str
+    stale: Stale
     workers: int
     rate: float
     seed: int
@@ -62,7 +64,7 @@ def run(case: Case) -> Outcome:
     if case.optimiser == "AdamW":
         task = replace(task, optimizer=partial(torch.optim.AdamW, lr=case.rate, fused=True))
     done = ob.simulate(
-        ob.eager(case.wait, stale=case.stale, sync="bounded", staleness=20),  # type: ignore[arg-type]
+        ob.eager(case.wait, stale=case.stale, sync="bounded", staleness=20),
         task,
         case.workers,
         seconds=UNITS,
