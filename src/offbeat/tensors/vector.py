@@ -103,6 +103,10 @@ class Vec:
         target.used = self.used
         return target
 
+    def pairs_with(self, target: Vec) -> list[tuple[Tensor, Tensor]] | None:
+        """What has to be copied where for ``target`` to be this vector; None where only `put_into` can do it."""
+        return list(zip(target.parts, self.parts, strict=True))
+
     def add_(self, other: Vec, alpha: float = 1.0) -> Vec:
         for p, q in zip(self.parts, other.parts, strict=True):
             p.add_(q, alpha=alpha)

@@ -54,16 +54,12 @@ class OwnGradient(InPlace):
     def put_into(self, target: Vec, scale: float = 1.0) -> Vec:
         if self._gathered is not None:
             return super().put_into(target, scale)
-        params = self._flat.params
-        if target.cut is None:
-            target.cut = self._flat.layout.views(target.parts)
-        views = target.cut
-        dense = [p.grad for p in params if p.grad is not None and p.grad.layout == torch.strided]
+        views, pairs = self._cut(target), self.pairs_with(target)
         with torch.no_grad():
-            if scale == 1.0 and len(dense) == len(params):
-                torch._foreach_copy_(views, dense)  # one call: many small ones take longer than the copying
+            if scale == 1.0 and pairs is not None:
+                torch._foreach_copy_(views, [grad for _, grad in pairs])  # many small calls take longer than copying
             else:
-                for view, p in zip(views, params, strict=True):
+                for view, p in zip(views, self._flat.params, strict=True):
                     if p.grad is None:
                         view.zero_()
                     elif scale == 1.0:
@@ -72,6 +68,17 @@ class OwnGradient(InPlace):
                         torch.mul(p.grad, scale, out=view)
         target.used = self.used
         return target
+
+    def pairs_with(self, target: Vec) -> list[tuple[Tensor, Tensor]] | None:
+        if self._gathered is not None:
+            return super().pairs_with(target)
+        dense = [p.grad for p in self._flat.params if p.grad is not None and p.grad.layout == torch.strided]
+        return list(zip(self._cut(target), dense, strict=True)) if len(dense) == len(self._flat.params) else None
+
+    def _cut(self, target: Vec) -> list[Tensor]:
+        if target.cut is None:
+            target.cut = self._flat.layout.views(target.parts)
+        return target.cut
 
 
 class FlatGradient(InPlace):

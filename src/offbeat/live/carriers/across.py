@@ -24,6 +24,7 @@ from torch import Tensor
 from offbeat.live.carriers import hosts
 from offbeat.live.carriers.adding import add_in_place, stretch
 from offbeat.live.carriers.commons import ADDED, LAID, Commons, Laid
+from offbeat.live.carriers.hands import ONE, Hands
 from offbeat.live.carriers.phases import TwoPhases
 from offbeat.live.carriers.sharing import all_have, shared
 from offbeat.live.transport.board import Board
@@ -155,7 +156,7 @@ class Across:
     def _add(self, laid: Laid | None, k: int, a: int, b: int) -> None:
         if laid is not None and self._commons is not None:
             everyones = [views[k] for views in laid.views.everyones()]
-            add_in_place(everyones[self._commons.me], everyones, a, b)
+            add_in_place(everyones[self._commons.me], everyones, a, b, self._commons.hands)
             self._commons.settle()
 
     def _collect(
@@ -176,13 +177,15 @@ class Across:
         if self._port < self._ports:
             self._commons.say(ADDED, laid.region, laid.number)
         self._waiter.wait([laid.have(ADDED, range(self._ports))], what)
+        pairs = list[tuple[Tensor, Tensor]]()
         for port in range(self._ports):
             theirs = laid.views.of(port)
             for tensor, total in zip(tensors, theirs, strict=False):
                 lo, hi = stretch(tensor.numel(), port, self._ports)
-                tensor[lo:hi].copy_(total[lo:hi])
-            if record is not None:
-                record.copy_(theirs[-1])
+                pairs.append((tensor[lo:hi], total[lo:hi]))
+        if record is not None:
+            pairs.append((record, laid.views.of(0)[-1]))
+        self._commons.copy(pairs)
         self._commons.through(laid)
 
     # Its end.
@@ -205,6 +208,7 @@ def across(
     board: Board,
     maker: Waiter,
     waiter: Waiter,
+    hands: Hands = ONE,
 ) -> Across | None:
     """Made by all of ``ranks`` now; ``homes`` are those of all ranks. None where a host's ranks cannot share memory, or
     where nobody has another beside it, or where the environment wants it otherwise."""
@@ -214,7 +218,7 @@ def across(
     home, commons = next(house for house in houses if board.rank in house), None
     if len(home) > 1:
         inside = f"{name}/host-{home[0]}"
-        commons = shared(inside, home, lambda: Commons(inside, home, device, board, waiter), board, maker)
+        commons = shared(inside, home, lambda: Commons(inside, home, device, board, waiter, hands), board, maker)
     if not all_have(name, ranks, len(home) == 1 or commons is not None, board, maker):
         if commons is not None:
             commons.close()

@@ -12,13 +12,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from offbeat.live.carriers.hands import ONE, Hands
+
 CHUNK = 1 << 16  # numbers: out and one term stay well inside a core's second cache
 Term = Sequence[tuple[Tensor, float]]  # one member's: tensors with what each counts
 
 
-def add_up(out: Tensor, terms: Sequence[Term], divisor: float, lo: int = 0, hi: int | None = None) -> None:
+def add_up(
+    out: Tensor, terms: Sequence[Term], divisor: float, lo: int = 0, hi: int | None = None, hands: Hands = ONE
+) -> None:
     """Let ``out[lo:hi]`` be the sum of all members' terms, divided once."""
     hi = out.numel() if hi is None else hi
+    if out.is_cuda:
+        _add_up(out, terms, divisor, lo, hi)
+    else:
+        hands.over(lo, hi, lambda a, b: _add_up(out, terms, divisor, a, b))
+
+
+def _add_up(out: Tensor, terms: Sequence[Term], divisor: float, lo: int, hi: int) -> None:
     if not terms:
         out[lo:hi].zero_()
         return
@@ -44,14 +55,21 @@ def add_up(out: Tensor, terms: Sequence[Term], divisor: float, lo: int = 0, hi: 
             here.div_(divisor)
 
 
-def add_in_place(mine: Tensor, terms: Sequence[Tensor], lo: int, hi: int) -> None:
+def add_in_place(mine: Tensor, terms: Sequence[Tensor], lo: int, hi: int, hands: Hands = ONE) -> None:
     """Let ``mine[lo:hi]`` be the sum of all, of which it is one itself: not written to before it has been added."""
+    if mine.is_cuda:
+        _add_in_place(mine, terms, lo, hi)
+    else:
+        hands.over(lo, hi, lambda a, b: _add_in_place(mine, terms, a, b))
+
+
+def _add_in_place(mine: Tensor, terms: Sequence[Tensor], lo: int, hi: int) -> None:
     chunk = max(hi - lo, 1) if mine.is_cuda else CHUNK * max(1, torch.get_num_threads())
     scratch = torch.empty(min(chunk, hi - lo), dtype=mine.dtype, device=mine.device)
     for a in range(lo, hi, chunk):
         b = min(a + chunk, hi)
         here = scratch[: b - a]
-        add_up(here, [[(term[a:b], 1.0)] for term in terms], 1)
+        _add_up(here, [[(term[a:b], 1.0)] for term in terms], 1, 0, b - a)
         mine[a:b].copy_(here)
 
 

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat.live.carriers.adding import add_in_place, add_up, stretch
+from offbeat.live.carriers.hands import ONE, Hands, Pairs
 from offbeat.live.carriers.memory import Kinds, nap, round_up, shared_memory, vector_bytes
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
@@ -91,12 +92,13 @@ class Laid:
         For a stretch, its member must have come to wait, too. Where an exchange is begun and waited for later, nobody
         is to be waited for who has laid its vector down: there each adds all.
         """
-        views, size, me = self.views, len(self._commons.ranks), self._commons.me
+        commons, views, size, me = self._commons, self.views, len(self._commons.ranks), self._commons.me
+        hands = commons.hands
 
         def add_all() -> None:
             laid = views.everyones()
             for k, o in enumerate(out):
-                add_up(o, [[(v[k], 1.0)] for v in laid], 1)
+                add_up(o, [[(v[k], 1.0)] for v in laid], 1, hands=hands)
 
         if each or sum(n for _, n in views.kinds) <= SMALL:
             return self.needs(self._commons.others, add_all)
@@ -105,14 +107,18 @@ class Laid:
             laid = views.everyones()
             for k, mine in enumerate(laid[me]):
                 lo, hi = stretch(mine.numel(), me, size)
-                add_in_place(mine, [v[k] for v in laid], lo, hi)
+                add_in_place(mine, [v[k] for v in laid], lo, hi, hands)
 
         def collect() -> None:
             laid = views.everyones()
-            for k, o in enumerate(out):
-                for member in range(size):
-                    lo, hi = stretch(o.numel(), member, size)
-                    o[lo:hi].copy_(laid[member][k][lo:hi])
+            ends = [[stretch(o.numel(), member, size) for member in range(size)] for o in out]
+            commons.copy(
+                [
+                    (o[lo:hi], laid[member][k][lo:hi])
+                    for k, o in enumerate(out)
+                    for member, (lo, hi) in enumerate(ends[k])
+                ]
+            )
 
         self._add = add
         return self.needs(self._commons.others, collect)
@@ -158,7 +164,10 @@ class Reached(NamedTuple):
 class Commons:
     """What ``ranks`` share, as this process sees it. Made by all of them together."""
 
-    def __init__(self, name: str, ranks: tuple[int, ...], device: torch.device, board: Board, waiter: Waiter) -> None:
+    def __init__(
+        self, name: str, ranks: tuple[int, ...], device: torch.device, board: Board, waiter: Waiter, hands: Hands
+    ) -> None:
+        self.hands = hands
         self.ranks, self.me, self._waiter = ranks, ranks.index(board.rank), waiter
         self.others = tuple(m for m in range(len(ranks)) if m != self.me)
         self._regions: list[Region] = []
@@ -186,11 +195,15 @@ class Commons:
             left = Reached(self, THROUGH, region, *self._last[region.number])
             self._waiter.wait([left], "the others to read an older exchange")
         self._last[region.number] = number, self.others if readers is None else tuple(readers)
-        for view, tensor in zip(laid.views.of(self.me), tensors, strict=True):
-            view.copy_(tensor)
+        self.copy(list(zip(laid.views.of(self.me), tensors, strict=True)))
         self._words[self.me][SIZE, region.number] = region.start + region.nbytes
         self.say(LAID, region, number)
         return laid
+
+    def copy(self, pairs: Pairs) -> None:
+        """Let the first of each pair be what the second is."""
+        hands = ONE if self.carrier == "ipc" else self.hands
+        hands.copy(pairs)
 
     def _region(self, kinds: Kinds, later: bool) -> Region:
         """The one that has been free for longest, if it is large enough.

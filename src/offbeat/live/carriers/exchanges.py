@@ -18,6 +18,7 @@ from offbeat.live.carriers import gpus, hosts
 from offbeat.live.carriers.across import SUMS, Across, across
 from offbeat.live.carriers.coded import CodedExchanges
 from offbeat.live.carriers.commons import Commons
+from offbeat.live.carriers.hands import Hands
 from offbeat.live.carriers.porter import Porter
 from offbeat.live.carriers.sent import Sent
 from offbeat.live.carriers.sharing import shared
@@ -52,6 +53,7 @@ class Transport:
         gpus.post(board, gpus.here(devices))  # before the others are met: then all have posted theirs
         self._side = Group("side", self._everyone, board, waiter) if board.size > 1 else None
         self._equipment = gpus.posted(board)
+        self._hands = Hands(self.homes.count(self.homes[board.rank]))
         nccl = gpus.nccl_fits(self._equipment) and not of_shards  # its group is one of all ranks
         self._nccl: Any = dist.new_group(backend="nccl", timeout=LONG) if nccl else None
 
@@ -65,7 +67,10 @@ class Transport:
     def shelves(self, name: str, ranks: tuple[int, ...], like: Vec, parameters: int) -> Shelves | None:
         """For these ranks, who all ask for them now; None where that is not to be had, or not wanted."""
         return self._shared(
-            name, ranks, like.parts, lambda: Shelves(name, ranks, like, parameters, self._board, self.waiter)
+            name,
+            ranks,
+            like.parts,
+            lambda: Shelves(name, ranks, like, parameters, self._board, self.waiter, self._hands),
         )
 
     def commons(self, ranks: tuple[int, ...], tensors: Sequence[Tensor]) -> Commons | None:
@@ -78,7 +83,7 @@ class Transport:
         if key not in self._commons:
             name = f"commons/{device.type}/" + "-".join(map(str, ranks))
             self._commons[key] = self._shared(
-                name, ranks, tensors, lambda: Commons(name, ranks, device, self._board, self.waiter)
+                name, ranks, tensors, lambda: Commons(name, ranks, device, self._board, self.waiter, self._hands)
             )
         return self._commons[key]
 
@@ -108,7 +113,9 @@ class Transport:
         key = ranks, device.type
         if key not in self._across:
             name = f"across/{device.type}/" + "-".join(map(str, ranks))
-            self._across[key] = across(name, ranks, homes, device, self._board, self.waiter, self.porter.waiter)
+            self._across[key] = across(
+                name, ranks, homes, device, self._board, self.waiter, self.porter.waiter, self._hands
+            )
         found = self._across[key]
         if found is not None:
             self.carriers |= found.carriers
@@ -284,6 +291,7 @@ class Transport:
             if one is not None:
                 one.close(together)
         self._commons = {}
+        self._hands.close()
 
     def _all_groups(self) -> list[Group]:
         between = [group for one in self._across.values() if one is not None for group in one.groups()]

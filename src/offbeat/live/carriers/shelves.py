@@ -12,8 +12,10 @@ import mmap
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from offbeat.live.carriers.hands import Hands
 from offbeat.live.carriers.memory import round_up, shared_memory, vector_bytes
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.waiter import Waiter
@@ -28,9 +30,9 @@ class Shelves:
     """The shelves of ``ranks``, as this process sees them. Made by all of them together."""
 
     def __init__(
-        self, name: str, ranks: tuple[int, ...], like: Vec, parameters: int, board: Board, waiter: Waiter
+        self, name: str, ranks: tuple[int, ...], like: Vec, parameters: int, board: Board, waiter: Waiter, hands: Hands
     ) -> None:
-        self._parameters = parameters
+        self._parameters, self.hands = parameters, hands
         self._kinds = [(wide(p.dtype), p.numel()) for p in like.parts]
         self.vector_bytes = vector_bytes(self._kinds)
         self._slot_bytes = round_up(max(self.vector_bytes, 1), mmap.PAGESIZE)
@@ -56,6 +58,16 @@ class Shelves:
             place = self._head_bytes + slot * self._slot_bytes
             found = self._vecs[member, slot] = Vec(self._memory.vector(member, slot, place, self._kinds))
         return found
+
+    def lay(self, x: Vec, member: int, slot: int) -> None:
+        """Let a slot hold ``x``."""
+        target, pairs = self.vec(member, slot), None if self.on_device else x.pairs_with(self.vec(member, slot))
+        if pairs is None:
+            x.put_into(target)
+        else:
+            with torch.no_grad():
+                self.hands.copy(pairs)
+        self.note_used(member, slot, x.used)
 
     # Flags.
 

@@ -198,8 +198,7 @@ class Reader:
         if len(self._busy) >= FEW:
             self._merge()
         slot = self._claim()
-        x.put_into(self._shelves.vec(self._rank, slot))
-        self._shelves.note_used(self._rank, slot, x.used)
+        self._shelves.lay(x, self._rank, slot)
         return slot
 
     def _claim(self) -> int:
@@ -288,9 +287,10 @@ class Reader:
             out = self._shelves.vec(member, slot)
         terms = self._readable(recipe.terms, told)
         part = 0 if recipe.private else recipe.summers.index(self._rank)
+        hands = self._shelves.hands
         for p, tensor in enumerate(out.parts):
             lo, hi = stretch(tensor.numel(), part, len(recipe.parts))
-            add_up(tensor, [[(v.parts[p], f) for v, f in term] for term in terms], recipe.divisor, lo, hi)
+            add_up(tensor, [[(v.parts[p], f) for v, f in term] for term in terms], recipe.divisor, lo, hi, hands)
         if part == 0:
             used = self._used(recipe.terms, told.sums)
             if owner:
@@ -318,7 +318,7 @@ class Reader:
         if plus is not None:
             read[0].append((plus, 1.0))
         for p, tensor in enumerate(out.parts):
-            add_up(tensor, [[(v.parts[p], f) for v, f in term] for term in read], divisor)
+            add_up(tensor, [[(v.parts[p], f) for v, f in term] for term in read], divisor, hands=self._shelves.hands)
         out.used = self._used(terms, told.sums)
 
     def _sum(self, k: int, told: Delivery) -> Vec:
@@ -354,7 +354,7 @@ class Reader:
     def _add(self, out: Vec, terms: Sequence[Sequence[Ref]], divisor: int) -> None:
         for p, tensor in enumerate(out.parts):
             vecs = [[(self._shelves.vec(m, k).parts[p], f) for m, k, f in term] for term in terms]
-            add_up(tensor, vecs, divisor)
+            add_up(tensor, vecs, divisor, hands=self._shelves.hands)
 
     # Memory of my own.
 
