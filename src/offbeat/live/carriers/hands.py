@@ -34,7 +34,7 @@ class Hands:
     def __init__(self, ranks: int) -> None:
         idle = len(os.sched_getaffinity(0)) // ranks if hasattr(os, "sched_getaffinity") else 1
         self.count = max(1, min(MOST, idle // torch.get_num_threads()))
-        self._calls: SimpleQueue[Task | None] = SimpleQueue()
+        self._calls: SimpleQueue[Stint | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._starting = threading.Lock()  # so that two callers do not both start the threads
 
@@ -67,17 +67,17 @@ class Hands:
     def _all(self, calls: Sequence[Call]) -> None:
         if not calls:
             return
-        tasks = [Task(call) for call in calls[1:]]
-        if tasks:
+        stints = [Stint(call) for call in calls[1:]]
+        if stints:
             self._start()
-        for task in tasks:
-            self._calls.put(task)
+        for stint in stints:
+            self._calls.put(stint)
         calls[0]()
-        for task in tasks:
-            task.done.acquire()
-        for task in tasks:
-            if task.failure is not None:
-                raise task.failure
+        for stint in stints:
+            stint.done.acquire()
+        for stint in stints:
+            if stint.failure is not None:
+                raise stint.failure
 
     def _start(self) -> None:
         with self._starting:
@@ -88,9 +88,9 @@ class Hands:
 
     def _run(self) -> None:
         with torch.no_grad():
-            while (task := self._calls.get()) is not None:
-                task.run()
-                del task  # else it keeps its tensors until the next one comes
+            while (stint := self._calls.get()) is not None:
+                stint.run()
+                del stint  # else it keeps its tensors until the next one comes
 
     def close(self) -> None:
         """Let the threads end, after what was asked of them."""
@@ -102,7 +102,7 @@ class Hands:
             thread.join(LEAVE_S)
 
 
-class Task:
+class Stint:
     """A call, and whether it is done."""
 
     def __init__(self, call: Call) -> None:
