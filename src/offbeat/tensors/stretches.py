@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from offbeat.tensors.codec import Codec, decode_into
+from offbeat.tensors.codec import Codec, decode_into, encode_into
 from offbeat.tensors.vector import Vec, wide
 
 GRAIN = 512  # numbers that are not cut apart, where a codec has no buckets
@@ -120,7 +120,7 @@ class CodedShare:
                 if owner == self.place:
                     self._own.append(wanted.clone())
                 else:
-                    message[piece.start : piece.stop].copy_(self._code(wanted, piece))
+                    self._code(wanted, piece, message)
 
     def _wanted(self, x: list[Tensor], piece: Piece, memory: Tensor) -> Tensor:
         """What is to be sent of a piece."""
@@ -129,9 +129,9 @@ class CodedShare:
             return torch.add(own, self._lost[piece.k][piece.lo : piece.hi], out=memory)
         return own if own.dtype == memory.dtype else memory.copy_(own)
 
-    def _code(self, numbers: Tensor, piece: Piece) -> Tensor:
+    def _code(self, numbers: Tensor, piece: Piece, message: Tensor) -> None:
         """The draws are keyed by the place in the vector: of one stretch, a member codes its own numbers or the sum."""
-        return self._codec.encode(numbers, (*self._key, piece.k, piece.lo))
+        encode_into(self._codec, numbers, (*self._key, piece.k, piece.lo), message[piece.start : piece.stop])
 
     def _read(self, message: Tensor, piece: Piece, out: Tensor) -> Tensor:
         return decode_into(self._codec, message[piece.start : piece.stop].to(out.device), out)
@@ -144,13 +144,20 @@ class CodedShare:
         mine = self.stretches.pieces[self.place] if self.stretches.like else []
         self._errors = []
         for i, piece in enumerate(mine):
-            total, decoded = scratch(piece).zero_(), spare(piece)
+            total, decoded, empty = scratch(piece), spare(piece), True
             for place, message in enumerate(messages):
                 if place == self.place and self._own:
-                    total += self._own[i]
+                    total = total.copy_(self._own[i]) if empty else total.add_(self._own[i])
                 elif place != self.place and message is not None:
-                    total += self._read(message, piece, decoded)
-            coded[piece.start : piece.stop].copy_(self._code(total, piece))
+                    # Into the sum's own memory where it is the first: a pass less.
+                    read = self._read(message, piece, total if empty else decoded)
+                    total = read if empty else total.add_(read)
+                else:
+                    continue
+                empty = False
+            if empty:
+                total.zero_()
+            self._code(total, piece, coded)
             if self._lost is not None:
                 error = self._own[i] if self._own else torch.empty_like(total)  # which nobody needs any more
                 self._errors.append(torch.sub(total, self._read(coded, piece, decoded), out=error))
