@@ -159,7 +159,7 @@ def self_clocked(
             """How far I have moved since I handed in; from now on that is handed in."""
             nonlocal steps, through, took
             moved, steps, through, took = steps > 0, 0, False, 0
-            return before.mul_(-1.0).add_(me.x) if moved else None
+            return before.taken_from_(me.x) if moved else None
 
         talking = me.reported.talking or Talking()
         me.report(talking=talking)

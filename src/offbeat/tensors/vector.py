@@ -113,6 +113,13 @@ class Vec:
         self.used = either(self.used, other.used)
         return self
 
+    def taken_from_(self, other: Vec) -> Vec:
+        """Let this be ``other`` minus this, in one go."""
+        for p, q in zip(self.parts, other.parts, strict=True):
+            torch.sub(q, p, out=p)
+        self.used = either(self.used, other.used)
+        return self
+
     def mul_(self, factor: Vec | float) -> Vec:
         return self.copy_(self * factor) if isinstance(factor, Vec) else self._scale_(factor)
 

@@ -48,7 +48,8 @@ def test_whoever_lets_torch_use_all_cores_gets_no_hands(monkeypatch: pytest.Monk
 def test_a_sum_by_several_has_the_bits_of_a_sum_by_one(length: int, three: Hands) -> None:
     draw = torch.Generator().manual_seed(length)
     vectors = [torch.randn(length, generator=draw) for _ in range(4)]
-    terms = [[(v, 1.0 if k % 2 else 0.7)] for k, v in enumerate(vectors)] + [[(vectors[0], 0.3), (vectors[1], 1.0)]]
+    terms = [[(v, 1.0 if k % 2 else 0.7)] for k, v in enumerate(vectors)]
+    terms += [[(vectors[0], 0.3), (vectors[1], 1.0)], [(vectors[2], 1.0), (vectors[3], 1.0), (vectors[0], 0.5)]]
     alone, together = torch.full((length,), -1.0), torch.full((length,), -2.0)
     add_up(alone, terms, 3)
     add_up(together, terms, 3, hands=three)

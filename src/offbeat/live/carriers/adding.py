@@ -75,7 +75,9 @@ def _add_in_place(mine: Tensor, terms: Sequence[Tensor], lo: int, hi: int) -> No
 
 def _put(here: Tensor, term: Term, a: int, b: int) -> Tensor:
     (first, factor), *rest = term
-    if factor == 1.0:
+    if rest and factor == rest[0][1] == 1.0:  # one pass for two
+        torch.add(first[a:b], rest.pop(0)[0][a:b], out=here)
+    elif factor == 1.0:
         here.copy_(first[a:b])
     else:
         torch.mul(first[a:b], factor, out=here)
