@@ -34,7 +34,7 @@ import math
 import statistics
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import scale
 import verses
@@ -246,12 +246,19 @@ def main() -> None:
     parser.add_argument("--keep", metavar="FILE", help="keep every run here, and go on from what it holds")
     parser.add_argument("--data-folder", default=Place.folder, help="of Fashion-MNIST's files and the verses")
     parser.add_argument("--device", default=Place.device, help="on which replicas lie and gradients are computed")
+    parser.add_argument("--quick", action="store_true", help="a few short runs of few workers: does it run?")
     chosen = parser.parse_args()
     names = chosen.cells.split(",")
     if unknown := [name for name in names if name not in DESIGNS]:
         sys.exit(f"no cells are called {unknown[0]!r}; use some of: {', '.join(DESIGNS)}")
     designs = {name: DESIGNS[name]() for name in names}
     cells = {name: design.cells[: chosen.first] for name, design in designs.items()}
+    if chosen.quick:
+        chosen.seeds = 1
+        cells = {
+            name: [replace(cell, units=4.0, workers=min(cell.workers, 8)) for cell in of[-1:]]
+            for name, of in cells.items()
+        }
     place = Place(chosen.data_folder, chosen.device)
     try:
         for task in {cell.task for of in cells.values() for cell in of}:
@@ -260,11 +267,12 @@ def main() -> None:
         sys.exit(str(error))
     report = Report(f"study: {chosen.cells}, {chosen.seeds} seeds", chosen)
     known = recorded(chosen.merge, chosen.only or DEFAULT) if chosen.merge else {}
-    by_cell = {
-        cell: {method: known.get((cell, method)) or Search(cell, method, chosen.seeds) for method in design.methods}
-        for name, design in designs.items()
-        for cell in cells[name]
-    }
+    by_cell: Cells = {}
+    for name, design in designs.items():
+        for cell in cells[name]:
+            found = by_cell.setdefault(cell, {})
+            for method in design.methods:
+                found[method] = known.get((cell, method)) or Search(cell, method, chosen.seeds)
     whole: Cells = {}
 
     def told(search: Search) -> None:
