@@ -292,8 +292,8 @@ def main() -> None:
         elif of:
             summary(report, name, of)
     report.row("", "")
-    took = sum(o.took_s for o in store.kept.values())
-    report.row(f"  {len(store.kept)} runs", f"{took:.0f} s of one core")
+    took = [outcome.took_s for job, outcome in store.kept.items() if job.cell in by_cell]
+    report.row(f"  {len(took)} runs", f"{sum(took):.0f} s of one core")
     for cell in by_cell:
         if cell not in whole:
             report.row("  not run to its end, in no table", str(cell))
