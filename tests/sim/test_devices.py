@@ -35,6 +35,7 @@ def test_a_run_lies_on_the_device_and_ends_as_on_the_cpu(device: str, strategy: 
     there, here = run(device, strategy, optimiser), run("cpu", strategy, optimiser)
     assert there.weights.device.type == there.final.device.type == device
     assert (there.seconds, there.gradients) == (here.seconds, here.gradients)
+    assert there.losses[-1] < there.losses[0], "it learns"
     torch.testing.assert_close(there.final.cpu(), here.final, rtol=1e-9, atol=1e-9)
     assert there.metrics["loss"] == pytest.approx(here.metrics["loss"], rel=1e-9)
 
