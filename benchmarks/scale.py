@@ -148,7 +148,7 @@ def fashion(batch: int, rate: float, momentum: float, seed: int, folder: str) ->
 
 
 @cache
-def _images(folder: str) -> tuple[Tensor, ...]:
+def pictures(folder: str) -> tuple[Tensor, ...]:
     """Images (as bytes, since every process holds them) and labels, to train on and held out."""
     found = []
     for name in FILES:
@@ -169,7 +169,7 @@ def _scaled(images: Tensor) -> Tensor:
 
 
 def _batch(size: int, seed: int, folder: str, rank: int, step: int) -> tuple[Tensor, Tensor]:
-    images, labels, _, _ = _images(folder)
+    images, labels, _, _ = pictures(folder)
     generator = draw.generator(0xFA54, seed, rank, step)
     chosen = torch.randint(len(labels), (size,), generator=generator)
     return _scaled(images[chosen]), labels[chosen]
@@ -177,7 +177,7 @@ def _batch(size: int, seed: int, folder: str, rank: int, step: int) -> tuple[Ten
 
 @torch.no_grad()
 def _evaluate(folder: str, model: nn.Module) -> dict[str, float]:
-    _, _, images, labels = _images(folder)
+    _, _, images, labels = pictures(folder)
     output = model(_scaled(images))
     right = (output.argmax(dim=1) == labels).double().mean().item()
     return {"loss": F.cross_entropy(output, labels).item(), "accuracy": right}
@@ -304,7 +304,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.data == "fashion":
         try:
-            _images(chosen.data_folder)
+            pictures(chosen.data_folder)
         except ValueError as error:
             sys.exit(str(error))
     kinds, names = chosen.kinds.split(","), chosen.methods.split(",") if chosen.methods else list(ALL)

@@ -52,7 +52,7 @@ class Fleet:
         self.buffers = [Vec([part[i] for part in self.B]) for i in range(workers)]
         self._optimizers = [self._optimizer(i) for i in range(workers)]
         self._schedulers = [task.scheduler(o) if task.scheduler else None for o in self._optimizers]
-        self._due: list[tuple[int, int]] = []
+        self._due: dict[int, int] = {}  # rank: the batch whose gradient it computes
         self._seed, self.cuda = seed, draw.cuda_of(chain(self.skeleton.parameters(), self.skeleton.buffers()))
         self._one_by_one = self._has_begun = False
         self._loss_sum: dict[int, float] = defaultdict(float)
@@ -89,7 +89,8 @@ class Fleet:
 
     def ask(self, rank: int, step: int) -> None:
         """Worker ``rank`` begins to compute the gradient of its batch ``step`` at its weights of now."""
-        self._due.append((rank, step))
+        assert rank not in self._due, "a worker computes one gradient at a time"
+        self._due[rank] = step
 
     def gradient(self, rank: int) -> Vec:
         """The gradient that was asked for; all that were asked for since are computed with it.
@@ -97,7 +98,7 @@ class Fleet:
         Weights of a worker that is computing must not change before this (rule 5 of the effects), so the rows may be
         read now instead of when they were asked for.
         """
-        if any(r == rank for r, _ in self._due):
+        if rank in self._due:
             self._compute()
         return self.g[rank]
 
@@ -136,7 +137,7 @@ class Fleet:
 
     def _compute(self) -> None:
         groups: dict[Any, list[tuple[int, int, tuple[Tensor, ...]]]] = defaultdict(list)
-        for rank, step in self._due:
+        for rank, step in self._due.items():
             batch = self.task.take(rank, step)
             groups[tuple((b.shape, b.dtype) for b in batch)].append((rank, step, batch))
         self._due.clear()
