@@ -18,9 +18,9 @@ OF = 2  # ranks of an island
 
 
 @cache
-def mesh() -> DeviceMesh:
-    """This rank's island, of four ranks."""
-    return init_device_mesh("cpu", (2, OF), mesh_dim_names=("between", "inside"))["inside"]
+def mesh(kind: str = "cpu") -> DeviceMesh:
+    """This rank's island, of four ranks; of ``"cuda"``: all on one GPU."""
+    return init_device_mesh(kind, (2, OF), mesh_dim_names=("between", "inside"))["inside"]
 
 
 M = TypeVar("M", bound=nn.Module)
@@ -28,10 +28,11 @@ M = TypeVar("M", bound=nn.Module)
 
 def sharded(model: M, over: DeviceMesh | None = None) -> M:
     """Over its island, layer by layer; or all of it ``over`` another mesh."""
+    own = mesh(next(model.parameters()).device.type) if over is None else over
     for layer in model.children() if over is None else ():
         if any(True for _ in layer.parameters()):
-            fully_shard(layer, mesh=mesh())
-    fully_shard(model, mesh=over or mesh())
+            fully_shard(layer, mesh=own)
+    fully_shard(model, mesh=own)
     return model
 
 

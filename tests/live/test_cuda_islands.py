@@ -1,0 +1,62 @@
+"""Sharded models on a GPU: two islands of two ranks, all on one device, as far as that goes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import offbeat as ob
+from tests.support import islands
+from tests.support.scenarios import Call, Turns, in_turn
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif("not torch.cuda.is_available()", reason="there is no GPU here"),
+]
+
+STEPS = 7
+# Nobody is late in these, so that the result does not depend on timing.
+IN_STEP = {str(s): s for s in (ob.allreduce(), ob.local_sgd(2), ob.diloco(3), ob.dasgd(3, 1), ob.dpsgd())}
+IN_STEP |= {str(s): s for s in (ob.eager("everyone"), ob.wagma(2, 3, "everyone", merge="correct"))}
+METHODS = {**IN_STEP, **{str(s): s for s in (ob.self_clocked(), ob.eager(late=1), ob.wagma(late=1), ob.ad_psgd())}}
+
+
+def train(rank: int, device: str, name: str) -> tuple[Tensor, int, int]:
+    """The weights, and how many numbers of how many this rank holds."""
+    work = islands.task()
+    model = work.build(0).to(device)
+    whole = sum(p.numel() for p in model.parameters())
+    model = islands.sharded(model)
+    optimizer = ob.attach(work.optimizer(list(model.parameters())), model, METHODS[name], patience_s=120)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        work.value(model, tuple(part.to(device) for part in work.take(rank, step))).backward()
+        optimizer.step()
+    optimizer.finish()
+    held = sum(p.to_local().numel() for p in model.parameters())  # type: ignore[attr-defined]
+    return islands.weights(model).cpu(), held, whole
+
+
+Ran = dict[str, Turns[str]]
+
+
+@pytest.fixture(scope="module")
+def ran() -> Ran:
+    return {d: in_turn({name: Call(train, (d, name)) for name in METHODS}, 4, 600) for d in ("cpu", "cuda")}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_all_islands_on_a_gpu_end_with_one_model(ran: Ran, name: str) -> None:
+    everyone = ran["cuda"][name]
+    assert all(torch.equal(one, everyone[0][0]) for one, _, _ in everyone)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_rank_holds_its_shard_alone(ran: Ran, name: str) -> None:
+    assert all(held <= 0.6 * whole for _, held, whole in ran["cuda"][name])
+
+
+@pytest.mark.parametrize("name", IN_STEP)
+def test_islands_on_a_gpu_end_where_those_on_cpus_do(ran: Ran, name: str) -> None:
+    assert (ran["cuda"][name][0][0] - ran["cpu"][name][0][0]).abs().max() < 1e-9
