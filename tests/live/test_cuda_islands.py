@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore
+from torch.multiprocessing.spawn import spawn
 
 import offbeat as ob
 from tests.support import islands
-from tests.support.scenarios import Call, Turns, in_turn
 
 pytestmark = [
     pytest.mark.live,
@@ -38,12 +43,26 @@ def train(rank: int, device: str, name: str) -> tuple[Tensor, int, int]:
     return islands.weights(model).cpu(), held, whole
 
 
-Ran = dict[str, Turns[str]]
+Told = tuple[Tensor, int, int]
+Ran = dict[str, dict[str, list[Told]]]
+
+
+def all_of_them(rank: int, device: str, folder: str) -> None:
+    store = FileStore(f"{folder}/{device}", 4)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=4)
+    torch.save({name: train(rank, device, name) for name in METHODS}, f"{folder}/{device}-{rank}")
 
 
 @pytest.fixture(scope="module")
-def ran() -> Ran:
-    return {d: in_turn({name: Call(train, (d, name)) for name in METHODS}, 4, 600) for d in ("cpu", "cuda")}
+def ran() -> Iterator[Ran]:
+    """In processes of their own: in forked ones CUDA and FSDP2 together end in a fault of the memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        ends: Ran = {}
+        for device in ("cpu", "cuda"):
+            spawn(all_of_them, (device, folder), nprocs=4)
+            told = [torch.load(f"{folder}/{device}-{rank}") for rank in range(4)]
+            ends[device] = {name: [one[name] for one in told] for name in METHODS}
+        yield ends
 
 
 @pytest.mark.parametrize("name", METHODS)

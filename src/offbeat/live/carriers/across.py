@@ -3,7 +3,7 @@
 The ranks of a host lay their vectors into memory that they share. The first ranks of every host, as many as the
 smallest host has, are its *ports*: each adds up a stretch of its host's vectors and sums it with the same stretch of
 the other hosts, over Gloo. So all ports work, and what leaves a host is one vector, however many ranks it has. A
-stretch is cut into chunks: while one is on the wire, the next is added up.
+long vector is cut into pieces, each a sum by itself: while one is on the wire, the next is laid down and added up.
 
 With a codec, what leaves a host is coded: the hosts' sums, in two phases (see `offbeat.tensors.stretches`). What is
 lost by it is kept by the port whose stretch it is, and added next time.
@@ -51,6 +51,24 @@ class Coding(NamedTuple):
     gives: Callable[[Tensor, tuple[int, ...]], bool]
 
 
+class Cutting(NamedTuple):
+    """Stretches of some tensors that are summed at once: ``of`` which tensors they are, and where each ``starts``."""
+
+    tensors: list[Tensor]
+    of: list[int]
+    starts: list[int]
+
+
+class Begun(NamedTuple):
+    """A sum under way: ``mine`` lies where this host's ranks can read it, and in it the ``chunks`` that I send, each by
+    its tensor and its beginning there."""
+
+    tensors: Sequence[Tensor]
+    laid: Laid | None
+    mine: list[Tensor]
+    chunks: list[tuple[tuple[int, int], Tensor]]
+
+
 class Across:
     """Sums among the ranks of ``houses``, a tuple for each host. All of them make the same ones in the same order.
 
@@ -79,112 +97,110 @@ class Across:
 
     def total(self, tensors: Sequence[Tensor], what: str) -> None:
         """Let each of these be the sum of everybody's."""
-        laid = self._lay(tensors, what)
-        mine, works = self._views(laid, tensors), list[Work]()
-        for k, tensor in enumerate(mine):
-            for a, b in self._chunks(tensor):
-                self._add(laid, k, a, b)
+        under_way = list[tuple[Begun, list[Work]]]()
+        for piece in self._cut(tensors):
+            begun, works = self._begin(piece.tensors, what), list[Work]()
+            for _, mine in begun.chunks:
                 if self._group is not None:
-                    works.append(self._group.all_reduce(tensor[a:b]))
-        self._waiter.wait(works, what)
-        self._collect(laid, mine, tensors, what)
+                    works.append(self._group.all_reduce(mine))
+            under_way.append((begun, works))
+        for begun, works in under_way:
+            self._waiter.wait(works, what)
+            self._collect(begun, what)
 
     def coded_total(self, tensors: Sequence[Tensor], record: Tensor, coding: Coding, what: str) -> None:
         """The same, coded between hosts. The ``record`` of who gives what is summed beside them, and not coded."""
         self.has_coded = True
-        # The last is for the sum of the records: when one port has made it, another may still read the members'.
-        given = [*tensors, record, torch.zeros_like(record)]
-        laid = self._lay(given, what)
-        *mine, own_record, records = self._views(laid, given)
+        # The second is for the sum of the records: when one port has made it, another may still read the members'.
+        told = self._begin([record, torch.zeros_like(record)], what, adds=False)
+        own_record, records = told.mine
         if self._port < self._ports:
-            for k, tensor in enumerate(mine):
-                for a, b in self._chunks(tensor):
-                    self._add(laid, k, a, b)
-            everyones = [own_record] if laid is None else [views[-2] for views in laid.views.everyones()]
+            everyones = [own_record] if told.laid is None else [views[0] for views in told.laid.views.everyones()]
             records.copy_(torch.stack(everyones).sum(dim=0))
-            if self._group is not None:
-                self._code(mine, records, coding, self._group, what)
-        self._collect(laid, [*mine, own_record, records], tensors, what, record)
+        if self._group is not None:
+            self._code(tensors, records, coding, self._group, what)
+        else:
+            for begun in [self._begin(piece.tensors, what) for piece in self._cut(tensors)]:
+                self._collect(begun, what)
+        self._hand_out(told, what, [(record, -1)])
 
-    def _code(self, mine: Sequence[Tensor], records: Tensor, coding: Coding, group: Group, what: str) -> None:
-        """Let my stretch be the coded sum of all hosts': while one chunk is on the wire, another is coded."""
+    def _code(self, tensors: Sequence[Tensor], records: Tensor, coding: Coding, group: Group, what: str) -> None:
+        """Let these be the coded sums of all hosts': while one chunk is on the wire, another is coded."""
         there, members = coding.gives(records, self.houses[self._place]), len(self.houses)
         told = group.all_reduce(records)
-        chunks, sums, sent = list[Vec](), list[TwoPhases](), list[Work]()
-        for k, tensor in enumerate(mine):
-            for a, b in self._chunks(tensor):
-                own = Vec([tensor[a:b]])
-                lost = None if coding.lost is None else Vec([coding.lost[k][a:b]])
-                key, stretches = (*coding.key, k, a), Stretches(own, coding.codec, members)
-                share = CodedShare(own if there else None, stretches, self._place, key, lost)
-                chunks.append(own)
-                sums.append(TwoPhases(share, group))
-                sent.append(sums[-1].to_owners())
+        under_way = list[tuple[Begun, list[TwoPhases], list[Work]]]()
+        for piece in self._cut(tensors):
+            begun, sums = self._begin(piece.tensors, what), list[TwoPhases]()
+            for (k, a), mine in begun.chunks:
+                own, at = Vec([mine]), piece.starts[k] + a
+                lost = None if coding.lost is None else Vec([coding.lost[piece.of[k]][at : at + mine.numel()]])
+                key, stretches = (*coding.key, piece.of[k], at), Stretches(own, coding.codec, members)
+                sums.append(TwoPhases(CodedShare(own if there else None, stretches, self._place, key, lost), group))
+            under_way.append((begun, sums, [one.to_owners() for one in sums]))
         self._waiter.wait([told], what)
-        gives, answered = [coding.gives(records, house) for house in self.houses], list[Work]()
-        for phases, work in zip(sums, sent, strict=True):
-            self._waiter.wait([work], what)
-            answered.append(phases.to_all(gives))
-        for phases, work, own in zip(sums, answered, chunks, strict=True):
-            self._waiter.wait([work], what)
-            phases.result(own)
+        gives, answered = [coding.gives(records, house) for house in self.houses], list[list[Work]]()
+        for _, sums, works in under_way:
+            self._waiter.wait(works, what)
+            answered.append([one.to_all(gives) for one in sums])
+        for (begun, sums, _), works in zip(under_way, answered, strict=True):
+            self._waiter.wait(works, what)
+            for one, (_, mine) in zip(sums, begun.chunks, strict=True):
+                one.result(Vec([mine]))
+            self._collect(begun, what)
+
+    def _cut(self, tensors: Sequence[Tensor]) -> list[Cutting]:
+        """Pieces that go one after the other: while one is on the wire, the next is laid down and added up."""
+        longest = CHUNK * self._ports
+        if sum(t.numel() for t in tensors) <= longest:
+            return [Cutting(list(tensors), list(range(len(tensors))), [0] * len(tensors))]
+        return [
+            Cutting([tensor[a : a + longest]], [k], [a])
+            for k, tensor in enumerate(tensors)
+            for a in range(0, tensor.numel(), longest)
+        ]
 
     # Inside the host.
 
-    def _lay(self, tensors: Sequence[Tensor], what: str) -> Laid | None:
-        """When it is there, all of this host have laid theirs; None of one who is alone there."""
-        if self._commons is None:
-            return None
-        laid = self._commons.lay(tensors)
-        self._waiter.wait([laid.have(LAID, self._commons.others)], what)
-        return laid
+    def _begin(self, tensors: Sequence[Tensor], what: str, adds: bool = True) -> Begun:
+        """Lay these down, and add up my stretch of what all of this host have laid."""
+        laid, commons = None, self._commons
+        if commons is None:
+            mine = [t.to(wide(t.dtype)) for t in tensors]
+        else:
+            laid = commons.lay(tensors)
+            self._waiter.wait([laid.have(LAID, commons.others)], what)
+            mine = laid.views.of(commons.me)
+        begun = Begun(tensors, laid, mine, [])
+        for k, tensor in enumerate(mine if adds else ()):
+            lo, hi = stretch(tensor.numel(), self._port, self._ports) if self._port < self._ports else (0, 0)
+            for a in range(lo, hi, CHUNK):
+                b = min(a + CHUNK, hi)
+                if laid is not None and commons is not None:
+                    add_in_place(tensor, [views[k] for views in laid.views.everyones()], a, b, commons.hands)
+                    commons.settle()
+                begun.chunks.append(((k, a), tensor[a:b]))
+        return begun
 
-    def _views(self, laid: Laid | None, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Where my stretches are summed."""
-        if laid is None or self._commons is None:
-            return [t.to(wide(t.dtype)) for t in tensors]
-        return laid.views.of(self._commons.me)
+    def _collect(self, begun: Begun, what: str) -> None:
+        """My stretch is there: take the others'."""
+        self._hand_out(begun, what, [(tensor, k) for k, tensor in enumerate(begun.tensors)], stretches=True)
 
-    def _stretch(self, tensor: Tensor) -> tuple[int, int]:
-        """Mine of it."""
-        return stretch(tensor.numel(), self._port, self._ports) if self._port < self._ports else (0, 0)
-
-    def _chunks(self, tensor: Tensor) -> list[tuple[int, int]]:
-        lo, hi = self._stretch(tensor)
-        return [(a, min(a + CHUNK, hi)) for a in range(lo, hi, CHUNK)]
-
-    def _add(self, laid: Laid | None, k: int, a: int, b: int) -> None:
-        if laid is not None and self._commons is not None:
-            everyones = [views[k] for views in laid.views.everyones()]
-            add_in_place(everyones[self._commons.me], everyones, a, b, self._commons.hands)
-            self._commons.settle()
-
-    def _collect(
-        self,
-        laid: Laid | None,
-        mine: Sequence[Tensor],
-        tensors: Sequence[Tensor],
-        what: str,
-        record: Tensor | None = None,
-    ) -> None:
-        """My stretch is there: take the others', and the sum of the records, which every port has."""
-        if laid is None or self._commons is None:
-            for tensor, total in zip(tensors, mine, strict=False):
-                tensor.copy_(total)
-            if record is not None:
-                record.copy_(mine[-1])
+    def _hand_out(self, begun: Begun, what: str, wanted: Sequence[tuple[Tensor, int]], stretches: bool = False) -> None:
+        """What I owe of it is there: copy what the others have, each port its stretch, or the first port all of it."""
+        if begun.laid is None or self._commons is None:
+            for tensor, k in wanted:
+                tensor.copy_(begun.mine[k])
             return
+        laid = begun.laid
         if self._port < self._ports:
             self._commons.say(ADDED, laid.region, laid.number)
         self._waiter.wait([laid.have(ADDED, range(self._ports))], what)
         pairs = list[tuple[Tensor, Tensor]]()
-        for port in range(self._ports):
+        for port in range(self._ports if stretches else 1):
             theirs = laid.views.of(port)
-            for tensor, total in zip(tensors, theirs, strict=False):
-                lo, hi = stretch(tensor.numel(), port, self._ports)
-                pairs.append((tensor[lo:hi], total[lo:hi]))
-        if record is not None:
-            pairs.append((record, laid.views.of(0)[-1]))
+            for tensor, k in wanted:
+                lo, hi = stretch(tensor.numel(), port, self._ports) if stretches else (0, tensor.numel())
+                pairs.append((tensor[lo:hi], theirs[k][lo:hi]))
         self._commons.copy(pairs)
         self._commons.through(laid)
 
