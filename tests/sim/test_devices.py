@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 import offbeat as ob
 
 GPU = pytest.param("cuda", marks=pytest.mark.skipif("not torch.cuda.is_available()", reason="there is no GPU here"))
 DEVICES = ("cpu", GPU)
-OPTIMISERS = {
+OPTIMISERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "momentum": partial(torch.optim.SGD, lr=0.05, momentum=0.9),
     "AdamW": partial(torch.optim.AdamW, lr=0.005),
     "fused": partial(torch.optim.AdamW, lr=0.005, fused=True),
