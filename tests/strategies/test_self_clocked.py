@@ -74,11 +74,11 @@ def test_more_than_a_few_send_at_most_half_of_what_ad_psgd_sends(workers: int, m
 @pytest.mark.parametrize(
     ("workers", "settings"),
     [
-        (1, {"period": 1, "group": None, "pause": 0.0, "squares": 1}),
-        (2, {"period": 1, "group": None, "pause": 0.0, "squares": 2}),
-        (4, {"period": 1, "group": None, "pause": 0.0, "squares": 4}),
-        (5, {"period": 2, "group": 2, "pause": 1.0, "squares": 1}),
-        (9, {"period": 2, "group": 2, "pause": 1.0, "squares": 1}),
+        (1, {"period": 1, "group": None, "pause": 0.0, "squares": 1, "outer_momentum": 0.0}),
+        (2, {"period": 1, "group": None, "pause": 0.0, "squares": 2, "outer_momentum": 0.0}),
+        (4, {"period": 1, "group": None, "pause": 0.0, "squares": 4, "outer_momentum": 0.0}),
+        (5, {"period": 2, "group": 2, "pause": 1.0, "squares": 1, "outer_momentum": 0.4}),
+        (9, {"period": 2, "group": 2, "pause": 1.0, "squares": 1, "outer_momentum": 0.4}),
     ],
 )
 def test_what_is_left_out_is_what_suits_the_number_of_workers(workers: int, settings: dict[str, Any]) -> None:
@@ -128,7 +128,7 @@ def test_the_mean_of_all_moves_by_their_own_steps_alone(group: int | None, late:
     """On a slope every step is the same wherever it is taken: the mean must have moved by all of them."""
     task = slope()
     ran = ob.simulate(
-        ob.self_clocked(2, group, "first", late),
+        ob.self_clocked(2, group, "first", late, outer_momentum=0.0),
         task,
         5,
         STEPS,
@@ -136,6 +136,29 @@ def test_the_mean_of_all_moves_by_their_own_steps_alone(group: int | None, late:
         compute_s=ob.delays.pareto(0.7, 1.5, 20.0),
     )
     torch.testing.assert_close(ran.final, torch.full_like(ran.final, -0.1 * STEPS), rtol=1e-12, atol=1e-12)
+
+
+def test_outer_momentum_goes_on_in_the_direction_of_the_way_since_the_taking_before() -> None:
+    """On a slope, all alike, an exchange of three and a half steps: they take after the steps 5, 9, 13, 17 and 21."""
+    beta, way, u, left = 0.4 * (1 - 1 / 4), 0.0, 0.0, 0.0
+    for step in range(1, STEPS + 1):
+        way -= 0.1
+        if step in (5, 9, 13, 17, 21):
+            u, way = beta * u + way - left, way + beta * u
+            left = way
+    settings: dict[str, Any] = {"pause": 0.0, "outer_momentum": 0.4}
+    strategy = ob.self_clocked(1, None, "everyone", **settings)
+    ran = ob.simulate(strategy, slope(), 4, STEPS, network=ob.Network(3.5 / 8, float("inf")), compute_s=1.0)
+    assert way < -0.1 * STEPS - 0.5
+    torch.testing.assert_close(ran.final, torch.full_like(ran.final, way), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("group", [2, None])
+def test_outer_momentum_changes_nothing_where_no_exchange_takes_longer_than_the_period(group: int | None) -> None:
+    with_it, without = (
+        run(ob.self_clocked(2, group, "everyone", outer_momentum=beta), 8).weights for beta in (0.9, 0.0)
+    )
+    assert torch.equal(with_it, without)
 
 
 def slope() -> ob.Task:
@@ -169,6 +192,7 @@ def test_a_period_by_spread_grows_when_the_learning_rate_falls() -> None:
         (lambda: ob.self_clocked(meet="all", staleness=1), "staleness is 1"),
         (lambda: ob.self_clocked(meet="some"), "meet"),  # type: ignore[arg-type]
         (lambda: ob.self_clocked(pause=-1.0), "a pause of -1.0"),
+        (lambda: ob.self_clocked(outer_momentum=1.5), "outer_momentum is 1.5"),
         (lambda: ob.self_clocked(codec=ob.codec.topk(8)), "nothing sends later"),
     ],
 )
