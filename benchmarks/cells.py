@@ -75,11 +75,11 @@ OURS = {
     "self-clocked pause 0": ob.self_clocked(pause=0.0),
     "self-clocked spread": ob.self_clocked("spread"),
     "self-clocked by a schedule": ob.self_clocked(meet="all", pause=0.0),
-    "self-clocked outer momentum 0": ob.self_clocked(outer_momentum=0.0),
+    "self-clocked outer momentum": ob.self_clocked(outer_momentum=0.4),
 }
 AS_FEW, AS_MANY = "self-clocked as few", "self-clocked as many"
 SETTINGS = {  # squares beyond the number of workers count as so many
-    AS_FEW: ob.self_clocked(period=1, group=None, pause=0.0, squares=1024, outer_momentum=0.0),
+    AS_FEW: ob.self_clocked(period=1, group=None, pause=0.0, squares=1024),
     AS_MANY: ob.self_clocked(period=2, group=2, pause=1.0, squares=1),
 }
 GRACE = {

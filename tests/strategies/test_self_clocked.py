@@ -74,11 +74,11 @@ def test_more_than_a_few_send_at_most_half_of_what_ad_psgd_sends(workers: int, m
 @pytest.mark.parametrize(
     ("workers", "settings"),
     [
-        (1, {"period": 1, "group": None, "pause": 0.0, "squares": 1, "outer_momentum": 0.0}),
-        (2, {"period": 1, "group": None, "pause": 0.0, "squares": 2, "outer_momentum": 0.0}),
-        (4, {"period": 1, "group": None, "pause": 0.0, "squares": 4, "outer_momentum": 0.0}),
-        (5, {"period": 2, "group": 2, "pause": 1.0, "squares": 1, "outer_momentum": 0.4}),
-        (9, {"period": 2, "group": 2, "pause": 1.0, "squares": 1, "outer_momentum": 0.4}),
+        (1, {"period": 1, "group": None, "pause": 0.0, "squares": 1}),
+        (2, {"period": 1, "group": None, "pause": 0.0, "squares": 2}),
+        (4, {"period": 1, "group": None, "pause": 0.0, "squares": 4}),
+        (5, {"period": 2, "group": 2, "pause": 1.0, "squares": 1}),
+        (9, {"period": 2, "group": 2, "pause": 1.0, "squares": 1}),
     ],
 )
 def test_what_is_left_out_is_what_suits_the_number_of_workers(workers: int, settings: dict[str, Any]) -> None:
@@ -128,7 +128,7 @@ def test_the_mean_of_all_moves_by_their_own_steps_alone(group: int | None, late:
     """On a slope every step is the same wherever it is taken: the mean must have moved by all of them."""
     task = slope()
     ran = ob.simulate(
-        ob.self_clocked(2, group, "first", late, outer_momentum=0.0),
+        ob.self_clocked(2, group, "first", late),
         task,
         5,
         STEPS,

@@ -75,7 +75,7 @@ def self_clocked(
     per_node: int = 1,
     codec: Codec | None = None,
     squares: int | Literal["auto"] = "auto",
-    outer_momentum: float | Literal["auto"] = "auto",
+    outer_momentum: float = 0.0,
 ) -> Body:
     """Compute; whenever the last exchange is through, hand in what was learned since, and take what came of the others.
 
@@ -98,11 +98,12 @@ def self_clocked(
     worker outside; the ``codec`` is for what travels between nodes, and what it loses is given to the next round.
     ``squares=4``: where the optimiser is Adam, it divides by the squares that the mean of four workers' gradients would
     have, m² + (v − m²)/4, not by its own, which hold four times the noise; all workers together then learn as fast as
-    with Adam on the mean. ``outer_momentum`` β: where n steps lie between two takings and the period asks for p, a
-    worker goes on by β(1 − p/n) of its way since the taking before, and hands that in with its next steps, as
-    SlowMo does in step; it takes the memory of two more copies of the weights. ``"auto"`` is what suits the number of
-    workers: up to 4 of them ``period=1, group=None, pause=0, outer_momentum=0`` and as many ``squares`` as workers,
-    beyond that ``period=2, group=2, pause=1, squares=1, outer_momentum=0.4``.
+    with Adam on the mean. ``"auto"`` is what suits the number of workers: up to 4 of them ``period=1, group=None,
+    pause=0`` and as many ``squares`` as workers, beyond that ``period=2, group=2, pause=1, squares=1``.
+    ``outer_momentum=0.4``: where messages take long and some workers are slow for good, a few hundredths of the time
+    are saved: as in SlowMo a worker goes on in the direction that it has come, by that share of its way from taking to
+    taking and of those before, times 1 − p/n where n steps lie between two takings and the period asks for p. It hands
+    that in as its own, and it takes two more copies of the weights.
 
     *When it helps*: nobody knows beforehand who will be late, or how long a message takes.
     *When it hurts*: where all workers are alike and the network is quick, ``allreduce`` learns more from each sample,
@@ -118,8 +119,7 @@ def self_clocked(
     whole("per_node", per_node, 1)
     if squares != "auto":
         whole("squares", squares, 1)
-    if outer_momentum != "auto":
-        between("outer_momentum", outer_momentum, 0, 1)
+    between("outer_momentum", outer_momentum, 0, 1)
     sends_all(codec)
     if late not in (0, 1):
         raise ValueError(f"late is {late!r}, but a result can be 0 or 1 rounds late")
@@ -142,7 +142,7 @@ def self_clocked(
         S = (None if few else 2) if group == "auto" else group
         rest = (0.0 if few else 1.0) if pause == "auto" else pause
         workers = (P if few else 1) if squares == "auto" else min(squares, P)
-        beta = 0.0 if P == 1 else (0.0 if few else 0.4) if outer_momentum == "auto" else outer_momentum
+        beta = outer_momentum if P > 1 else 0.0
         # Whatever is handed in counts for the next round, however old the weights it was made with.
         how = Rules(
             quorum(wait),
