@@ -75,6 +75,7 @@ OURS = {
     "self-clocked pause 0": ob.self_clocked(pause=0.0),
     "self-clocked spread": ob.self_clocked("spread"),
     "self-clocked by a schedule": ob.self_clocked(meet="all", pause=0.0),
+    "self-clocked outer momentum": ob.self_clocked(outer_momentum=0.4),
 }
 AS_FEW, AS_MANY = "self-clocked as few", "self-clocked as many"
 SETTINGS = {  # squares beyond the number of workers count as so many

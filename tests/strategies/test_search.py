@@ -242,8 +242,10 @@ def conserves(case: Case) -> bool:
         return False
     if name == "eager":
         return how["stale"] != "fade" and how["apply"] == "queue" and not coded
-    if name in ("ringmaster", "self_clocked"):
+    if name == "ringmaster":
         return not coded
+    if name == "self_clocked":
+        return how["outer_momentum"] == 0.0 and not coded
     if name == "wagma":
         return (how["merge"] == "correct" or how["late"] > 0) and not coded
     if name == "dasgd":

@@ -138,6 +138,27 @@ def test_the_mean_of_all_moves_by_their_own_steps_alone(group: int | None, late:
     torch.testing.assert_close(ran.final, torch.full_like(ran.final, -0.1 * STEPS), rtol=1e-12, atol=1e-12)
 
 
+def test_outer_momentum_goes_on_in_the_direction_of_the_way_since_the_taking_before() -> None:
+    """On a slope, all alike, an exchange of three and a half steps: they take after the steps 5, 9, 13, 17 and 21."""
+    beta, way, u, left = 0.4 * (1 - 1 / 4), 0.0, 0.0, 0.0
+    for step in range(1, STEPS + 1):
+        way -= 0.1
+        if step in (5, 9, 13, 17, 21):
+            u, way = beta * u + way - left, way + beta * u
+            left = way
+    settings: dict[str, Any] = {"pause": 0.0, "outer_momentum": 0.4}
+    strategy = ob.self_clocked(1, None, "everyone", **settings)
+    ran = ob.simulate(strategy, slope(), 4, STEPS, network=ob.Network(3.5 / 8, float("inf")), compute_s=1.0)
+    assert way < -0.1 * STEPS - 0.5
+    torch.testing.assert_close(ran.final, torch.full_like(ran.final, way), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_outer_momentum_changes_nothing_where_no_exchange_takes_longer_than_the_period(late: int) -> None:
+    runs = [run(ob.self_clocked(2, None, "everyone", late, outer_momentum=beta), 8) for beta in (0.9, 0.0)]
+    assert torch.equal(runs[0].weights, runs[1].weights)
+
+
 def slope() -> ob.Task:
     def nothing() -> torch.nn.Module:
         model = torch.nn.Linear(3, 1, bias=False).double()
@@ -169,6 +190,7 @@ def test_a_period_by_spread_grows_when_the_learning_rate_falls() -> None:
         (lambda: ob.self_clocked(meet="all", staleness=1), "staleness is 1"),
         (lambda: ob.self_clocked(meet="some"), "meet"),  # type: ignore[arg-type]
         (lambda: ob.self_clocked(pause=-1.0), "a pause of -1.0"),
+        (lambda: ob.self_clocked(outer_momentum=1.5), "outer_momentum is 1.5"),
         (lambda: ob.self_clocked(codec=ob.codec.topk(8)), "nothing sends later"),
     ],
 )

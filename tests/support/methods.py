@@ -98,7 +98,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "wait": WAITS, "late": one(0, 1), "meet": one("arrived", "all"), "pause": one(0.0, 0.5, 1.0),
         "staleness": lambda workers, drawn: st.none() if of_those_who_come(drawn) else st.sampled_from([None, 2, 5]),
         "grace": lambda workers, drawn: st.just(0.0) if of_those_who_come(drawn) else GRACE(workers, drawn),
-        "per_node": per_node, "codec": codecs, "squares": one(1, 4),
+        "per_node": per_node, "codec": codecs, "squares": one(1, 4), "outer_momentum": one(0.0, 0.4),
     },
     "nonblocking": {
         "micro": one("auto", 1, 2, 3, 8),

@@ -53,6 +53,7 @@ TIMED: dict[str, ob.Strategy] = {
     "self_clocked, by a schedule": ob.self_clocked(meet="all"),
     "self_clocked, bounded": ob.self_clocked(meet="all", staleness=3),
     "self_clocked, not late": ob.self_clocked(late=0),
+    "self_clocked, with outer momentum": ob.self_clocked(1, None, "first", outer_momentum=0.5),
     "self_clocked, coded": ob.self_clocked(codec=ob.codec.qsgd(8)),
     "self_clocked, in nodes": ob.self_clocked(per_node=2),
     "ad_psgd": ob.ad_psgd(),
