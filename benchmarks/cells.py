@@ -70,17 +70,18 @@ RIVALS = {
 DEFAULT = "self-clocked"
 OURS = {
     DEFAULT: ob.self_clocked(),
-    "self-clocked period 1": ob.self_clocked(period=1),
-    "self-clocked period 1 squares 4": ob.self_clocked(period=1, squares=4),
-    "self-clocked pause 0": ob.self_clocked(pause=0.0),
-    "self-clocked spread": ob.self_clocked("spread"),
-    "self-clocked by a schedule": ob.self_clocked(meet="all", pause=0.0),
-    "self-clocked outer momentum": ob.self_clocked(outer_momentum=0.4),
+    "self-clocked period 2 squares 1": ob.self_clocked(period=2, squares=1),
+    "self-clocked squares 1": ob.self_clocked(squares=1),
+    "self-clocked squares 4": ob.self_clocked(squares=4),
+    "self-clocked period 2 squares 1 pause 0": ob.self_clocked(period=2, pause=0.0, squares=1),
+    "self-clocked spread squares 1": ob.self_clocked("spread", squares=1),
+    "self-clocked by a schedule period 2 squares 1": ob.self_clocked(2, meet="all", pause=0.0, squares=1),
 }
 AS_FEW, AS_MANY = "self-clocked as few", "self-clocked as many"
 SETTINGS = {  # squares beyond the number of workers count as so many
     AS_FEW: ob.self_clocked(period=1, group=None, pause=0.0, squares=1024),
-    AS_MANY: ob.self_clocked(period=2, group=2, pause=1.0, squares=1),
+    AS_MANY: ob.self_clocked(period=1, group=2, pause=1.0, squares=16),
+    "self-clocked outer momentum": ob.self_clocked(outer_momentum=0.4),
 }
 GRACE = {
     "eager 1/2, grace": ob.eager(wait=0.5, sync="bounded", staleness=20, grace="auto"),

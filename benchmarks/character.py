@@ -42,7 +42,7 @@ DDP = "DDP"
 METHODS = {
     "self_clocked": ob.self_clocked(),
     "self_clocked squares=1": ob.self_clocked(squares=1),
-    "self_clocked as with many": ob.self_clocked(period=2, group=2, pause=1.0, squares=1),
+    "self_clocked as with many": ob.self_clocked(period=1, group=2, pause=1.0, squares=16),
     "self_clocked as with few": ob.self_clocked(period=1, group=None, pause=0.0, squares=1024),
     "self_clocked period=1 squares=P": ob.self_clocked(period=1, squares=1024),
     "self_clocked period=1 group=4 squares=P": ob.self_clocked(period=1, group=4, squares=1024),

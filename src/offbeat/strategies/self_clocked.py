@@ -59,12 +59,13 @@ PAPER = Paper(
 
 MEASURED = 25  # takings, after which a period by spread begins to move
 LOW, HIGH, CAP = 0.7, 1.3, 64
-FEW = 4  # workers, whose messages are few: they meet all together, and as often as they can
+FEW = 4  # workers, whose messages are few: they meet all together
+SQUARES = 16  # beyond so many workers the newest gradient's own square would show
 
 
 @method(PAPER)
 def self_clocked(
-    period: int | Literal["auto", "spread"] = "auto",
+    period: int | Literal["spread"] = 1,
     group: int | Literal["auto"] | None = "auto",
     wait: str | int | float | Wait = 0.125,
     late: int = 1,
@@ -82,7 +83,7 @@ def self_clocked(
     Each worker trains with its own optimiser and its own moments. After a step it looks whether the round that it
     handed in for is over. If so, it hands in how far it has moved since, takes the newest mean of its group, with its
     own movement on top, and goes on; if not, it goes on computing. So the period is not a setting: it is how long an
-    exchange takes, on a quick network every other step, on a thin one every tenth, and it follows the network as it
+    exchange takes, on a quick network every step, on a thin one every tenth, and it follows the network as it
     changes. A slow worker hands in as often as its own exchanges end, with fewer steps in each.
 
     ``period``: the fewest steps between two exchanges, or ``"spread"``: each worker holds its distance from the means
@@ -98,8 +99,8 @@ def self_clocked(
     worker outside; the ``codec`` is for what travels between nodes, and what it loses is given to the next round.
     ``squares=4``: where the optimiser is Adam, it divides by the squares that the mean of four workers' gradients would
     have, m² + (v − m²)/4, not by its own, which hold four times the noise; all workers together then learn as fast as
-    with Adam on the mean. ``"auto"`` is what suits the number of workers: up to 4 of them ``period=1, group=None,
-    pause=0`` and as many ``squares`` as workers, beyond that ``period=2, group=2, pause=1, squares=1``.
+    with Adam on the mean. ``"auto"`` is what suits the number of workers: up to 4 of them ``group=None, pause=0``,
+    beyond that ``group=2, pause=1``; and as many ``squares`` as workers, up to 16.
     ``outer_momentum=0.4``: where messages take long and some workers are slow for good, a few hundredths of the time
     are saved: as in SlowMo a worker goes on in the direction that it has come, by that share of its way from taking to
     taking and of those before, times 1 − p/n where n steps lie between two takings and the period asks for p. It hands
@@ -112,7 +113,7 @@ def self_clocked(
 
     Example: ``ob.self_clocked(group=4)``
     """
-    if period not in ("auto", "spread"):
+    if period != "spread":
         whole("period", period, 1)
     if group != "auto":
         optional("group", group)
@@ -138,10 +139,10 @@ def self_clocked(
         nodes = Nodes(me.size, per_node)
         P, mine = nodes.count, nodes.of(me.rank)
         few = P <= FEW
-        least = 1 if period == "spread" or (period == "auto" and few) else 2 if period == "auto" else period
+        least = 1 if period == "spread" else period
         S = (None if few else 2) if group == "auto" else group
         rest = (0.0 if few else 1.0) if pause == "auto" else pause
-        workers = (P if few else 1) if squares == "auto" else min(squares, P)
+        workers = min(SQUARES if squares == "auto" else squares, P)
         beta = outer_momentum if P > 1 else 0.0
         # Whatever is handed in counts for the next round, however old the weights it was made with.
         how = Rules(
