@@ -138,18 +138,21 @@ def test_the_mean_of_all_moves_by_their_own_steps_alone(group: int | None, late:
     torch.testing.assert_close(ran.final, torch.full_like(ran.final, -0.1 * STEPS), rtol=1e-12, atol=1e-12)
 
 
-def test_outer_momentum_goes_on_in_the_direction_of_the_way_since_the_taking_before() -> None:
-    """On a slope, all alike, an exchange of three and a half steps: they take after the steps 5, 9, 13, 17 and 21."""
+@pytest.mark.parametrize("steps", [21, 24])
+def test_outer_momentum_goes_on_in_the_direction_of_the_way_since_the_taking_before(steps: int) -> None:
+    """On a slope, all alike, an exchange of three and a half steps: they take after the steps 5, 9, 13, 17 and 21.
+
+    What is gone on by is handed in like a step, also where no step follows.
+    """
     beta, way, u, left = 0.4 * (1 - 1 / 4), 0.0, 0.0, 0.0
-    for step in range(1, STEPS + 1):
+    for step in range(1, steps + 1):
         way -= 0.1
         if step in (5, 9, 13, 17, 21):
             u, way = beta * u + way - left, way + beta * u
             left = way
-    settings: dict[str, Any] = {"pause": 0.0, "outer_momentum": 0.4}
-    strategy = ob.self_clocked(1, None, "everyone", **settings)
-    ran = ob.simulate(strategy, slope(), 4, STEPS, network=ob.Network(3.5 / 8, float("inf")), compute_s=1.0)
-    assert way < -0.1 * STEPS - 0.5
+    strategy = ob.self_clocked(1, None, "everyone", pause=0.0, outer_momentum=0.4)
+    ran = ob.simulate(strategy, slope(), 4, steps, network=ob.Network(3.5 / 8, float("inf")), compute_s=1.0)
+    assert way < -0.1 * steps - 0.5
     torch.testing.assert_close(ran.final, torch.full_like(ran.final, way), rtol=1e-12, atol=1e-12)
 
 
