@@ -76,9 +76,7 @@ class PassedOverGloo:
         return head, self._staging.up(Vec(parts)) if parts else None
 
 
-def passing(
-    ranks: tuple[int, ...], numbers: int, like: Vec, transport: Transport
-) -> PassedInMemory | PassedOverGloo:
+def passing(ranks: tuple[int, ...], numbers: int, like: Vec, transport: Transport) -> PassedInMemory | PassedOverGloo:
     """The way from the first of ``ranks`` to the others, who all ask for it now: ``numbers``, and vectors like this."""
     kinds = [(wide(p.dtype), p.numel()) for p in like.parts]
     commons = transport.commons(ranks, like.parts)
