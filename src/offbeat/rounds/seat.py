@@ -220,9 +220,8 @@ class Seat:
         return sum(count >= heard_of for count in self._results)
 
     def replace(self, outcome: Outcome) -> None:
-        """What holds the result of this round, and of all before it, stands for those its worker has not heard of."""
-        heard_of = self.heard_of
-        for count in [c for c in self._results if heard_of <= c <= outcome.version]:
+        """What holds the result of this round, and of all before it, takes their place; what was shown stays so."""
+        for count in [c for c in self._results if c <= outcome.version]:
             del self._results[count]
         self._results[outcome.version] = (outcome, 0)
 

@@ -7,7 +7,7 @@ knows. Weights and tensors are laid into vectors like the gradients, which hold 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,22 +31,22 @@ class ReplicaTwin:
     def of(flat: Flat, inner: torch.optim.Optimizer) -> ReplicaTwin | None:
         """None where something may hang on the optimiser's steps that a copy would not hold."""
         hooks = (getattr(inner, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post"))
-        ours = type(inner).__module__.startswith("torch.optim.") and not isinstance(inner, torch.optim.LBFGS)
+        ours = type(inner).__module__.startswith("torch.optim") and not isinstance(inner, torch.optim.LBFGS)
         return ReplicaTwin(flat, inner) if ours and flat.island is None and not any(hooks) else None
 
-    def lay_into(self, room: Sequence[Vec]) -> tuple[int, Said]:
-        """How many of these vectors it takes, and what is said of them. 0: it is not to be had so."""
+    def lay_into(self, room: Callable[[int], Vec], most: int) -> tuple[int, Said]:
+        """How many vectors it takes, of ``most`` that there is room for, and what is said of them. 0: not to be had."""
         vectors = dict[str, int]()
         said: Said = []
-        self._flat.x.put_into(room[0])
+        self._flat.x.put_into(room(0))
         for p, slot in zip(self._flat.tensors, self._flat.layout.slots, strict=True):
             entries = dict[str, Entry]()
             for name, value in self._inner.state.get(p, {}).items():
                 if isinstance(value, Tensor) and value.dim() and value.shape == p.shape:
                     where = vectors.setdefault(name, 1 + len(vectors))
-                    if where >= len(room) or not _holds(room[where].parts[slot.part], value):
+                    if where >= most or not _holds(part := room(where).parts[slot.part], value):
                         return 0, []
-                    slot.view(room[where].parts[slot.part]).copy_(value)
+                    slot.view(part).copy_(value)
                     entries[name] = where, None, _name(value.dtype), value.device.type
                 elif isinstance(value, Tensor) and not value.dim():
                     entries[name] = 0, value.item(), _name(value.dtype), value.device.type

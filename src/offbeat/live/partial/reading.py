@@ -276,9 +276,9 @@ class Reader:
         """The vectors of a replica, which are not to be added up."""
         return [self._sum(k, told) for _, k, _ in refs]
 
-    def slots(self, homes: Sequence[tuple[int, int]]) -> list[Vec]:
+    def slot(self, home: tuple[int, int]) -> Vec:
         """Memory that I have been told to write to."""
-        return [self._shelves.vec(*home) for home in homes]
+        return self._shelves.vec(*home)
 
     def all_there(self, told: Delivery) -> bool:
         """Whether nobody else's part is missing."""

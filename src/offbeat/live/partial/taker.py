@@ -35,8 +35,11 @@ Apply = Callable[[list[Got]], None]
 class Twin(Protocol):
     """A replica as vectors and what is said of them: this worker's, to be laid down, or another's, to be taken over."""
 
-    def lay_into(self, room: Sequence[Vec]) -> tuple[int, Any]:
-        """How many vectors it is, and what is said of them, in plain values. 0: it cannot be laid down."""
+    def lay_into(self, room: Callable[[int], Vec], most: int) -> tuple[int, Any]:
+        """How many vectors it is, and what is said of them, in plain values. 0: it cannot be laid down.
+
+        ``room`` gives memory for ``most`` of them, each made when it is asked for.
+        """
         ...
 
     def take_over(self, vectors: Sequence[Vec], said: Any) -> None: ...
@@ -258,7 +261,8 @@ class Taker:
     def _lay_spare(self, asked: Answer | None) -> None:
         """Lay my replica down where I was told to, as it is between two steps."""
         if asked is not None and self._twin is not None:
-            vectors, said = self._twin.lay_into(self._reader.slots(asked.about[0]))
+            homes = asked.about[0]
+            vectors, said = self._twin.lay_into(lambda k: self._reader.slot(homes[k]), len(homes))
             self._reader.send(Word.SPARE, self._holds, vectors, data=marshal.dumps(said))
 
     # The other line.
