@@ -92,6 +92,7 @@ class Seen:
     threads: list[str] = field(default_factory=list)
     sockets: int = 0  # more than before
     averages: list[Tensor] = field(default_factory=list)
+    carriers: tuple[str, ...] = ()
 
 
 def sockets() -> set[str]:
@@ -140,7 +141,12 @@ def counted(
             averages.append(model.w.detach().clone())
     optimizer.finish()
     seen = Seen(
-        model.w.detach().cpu().clone(), batches[rank], optimizer.lost, optimizer.trace.rounds, averages=averages
+        model.w.detach().cpu().clone(),
+        batches[rank],
+        optimizer.lost,
+        optimizer.trace.rounds,
+        averages=averages,
+        carriers=optimizer.summary().carriers,
     )
     seen.threads, seen.sockets = [t.name for t in offbeat_threads() - threads], sockets_left(before)
     return seen

@@ -24,7 +24,9 @@ class Rules:
     one is dropped, and its worker goes on with the newest weights. (None: only what was made for a round starts it.)
     ``pool``: a round is made of so many of those who have handed something in; the others have no part in it, and
     nothing answers for them. (None: all take part in every round, each in its block of a schedule.) ``grace``: how long
-    a round that may start waits for others, in seconds, or as long as that pays (`offbeat.rounds.grace`).
+    a round that may start waits for others, in seconds, or as long as that pays (`offbeat.rounds.grace`). ``spares``:
+    results change nothing but the weights and the inner optimiser, alike for all; so whoever has missed many of them
+    may take over another's replica instead (`offbeat.rounds.spares`).
     """
 
     wait: Wait
@@ -37,6 +39,7 @@ class Rules:
     good_for: float | None = None
     pool: int | None = None
     grace: Window = 0.0
+    spares: bool = False
 
     def __post_init__(self) -> None:
         if self.pool is not None:  # each has rounds of its own number: none that all stop for, none that is too old

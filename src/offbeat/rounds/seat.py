@@ -191,12 +191,39 @@ class Seat:
         a worker that takes the newest adds its last step alone.
         """
         self._note("show", self.results)
-        since = max([self.place.taken, *(count + 1 for count, _ in self._shown)])
+        since = self.heard_of
         there = sorted(v for v in self._results if self.place.taken <= v < self.results)
         new = there[-1:] if self.rules.absent == "shared" else [v for v in there if v >= since]
         shown = [(v, self._got(v, coming=1)) for v in new]
         self._shown += shown
         return [got for _, got in shown]
+
+    @property
+    def heard_of(self) -> int:
+        """How many results its worker has taken, or has been shown."""
+        return max([self.place.taken, *(count + 1 for count, _ in self._shown)])
+
+    @property
+    def kept(self) -> int:
+        """How many results are kept here."""
+        return len(self._results)
+
+    @property
+    def untaken(self) -> int:
+        """How many it has been shown and not taken."""
+        return len(self._shown)
+
+    @property
+    def waiting(self) -> int:
+        """How many are kept here that it has not heard of."""
+        heard_of = self.heard_of
+        return sum(count >= heard_of for count in self._results)
+
+    def replace(self, outcome: Outcome) -> None:
+        """What holds the result of this round, and of all before it, takes their place; what was shown stays so."""
+        for count in [c for c in self._results if c <= outcome.version]:
+            del self._results[count]
+        self._results[outcome.version] = (outcome, 0)
 
     def shown_upto(self, count: int) -> int:
         """How many results a worker has that took the first ``count`` of those it was shown and had not taken."""
@@ -230,6 +257,9 @@ class Seat:
         count = min(self._results, default=self.results)
         if count >= self.results:
             return None
+        # What stands for several is written down as if each had been taken.
+        for version in range(self.place.taken, count) if self.rules.spares else ():
+            self._note("next", version)
         self._note("next", self._results[count][0].version)
         self.place.taken = self.place.base = count + 1
         return self._got(count)

@@ -65,6 +65,7 @@ def rules(
     late: int,
     fade: bool = False,
     grace: Window = 0.0,
+    spares: bool = False,
 ) -> Rules:
     """Check the settings and put them together: full rounds every so often, or a bound instead of them."""
     one_of("catch_up", catch_up, ("current", "every_step"))
@@ -88,4 +89,5 @@ def rules(
         late=late,
         fade=fade,
         grace=checked_window(grace),
+        spares=spares,
     )

@@ -105,6 +105,7 @@ def eager(
         late=late,
         fade=stale == "fade",
         grace=grace,
+        spares=apply == "queue",
     )
 
     async def body(me: Replica) -> None:

@@ -22,7 +22,14 @@ from tests.support.scenarios import Told, over, scenario
 
 pytestmark = pytest.mark.live
 
-METHODS = (ob.eager("everyone"), ob.wagma(2, 2, "everyone"), ob.ad_psgd(), ob.allreduce(), ob.dpsgd("ring"))
+METHODS = (
+    ob.eager("everyone"),
+    ob.eager(per_node=3),
+    ob.wagma(2, 2, "everyone"),
+    ob.ad_psgd(),
+    ob.allreduce(),
+    ob.dpsgd("ring"),
+)
 SIZE = 3
 Seen = tuple[torch.Tensor, tuple[str, ...], str, list[str]]
 

@@ -21,7 +21,7 @@ from offbeat.runs.trace import Round
 from tests.support import forge
 from tests.support.counted import AT_MOST, Seen, counted, failing_early, now_and_then
 from tests.support.forge import Job
-from tests.support.scenarios import Call, Told, Turns, in_turn, scenario
+from tests.support.scenarios import CARRIERS, Call, Told, Turns, in_turn, over, scenario
 
 pytestmark = pytest.mark.live
 
@@ -50,18 +50,21 @@ def one_pair(rank: int, name: str, batches: tuple[int, ...], average_at: tuple[i
 Ran = dict[tuple[int, ...], Turns[str]]
 
 
-def runs(every: Sequence[tuple[int, ...]], average_at: tuple[int, ...]) -> Ran:
-    return {b: in_turn({n: Call(one_pair, (n, b, average_at)) for n in PAIRS}, len(b), init=False) for b in every}
+def runs(carrier: str, every: Sequence[tuple[int, ...]], average_at: tuple[int, ...]) -> Ran:
+    return {
+        b: in_turn({n: Call(over, (carrier, one_pair, n, b, average_at)) for n in PAIRS}, len(b), init=False)
+        for b in every
+    }
 
 
-@pytest.fixture(scope="module")
-def ran() -> Ran:
-    return runs([EVEN, UNEVEN, EMPTY], ())
+@pytest.fixture(scope="module", params=CARRIERS)
+def ran(request: pytest.FixtureRequest) -> Ran:
+    return runs(request.param, [EVEN, UNEVEN, EMPTY], ())
 
 
-@pytest.fixture(scope="module")
-def averages() -> Ran:
-    return runs(AVERAGED, (2, 5))
+@pytest.fixture(scope="module", params=CARRIERS)
+def averages(request: pytest.FixtureRequest) -> Ran:
+    return runs(request.param, AVERAGED, (2, 5))
 
 
 def applied(batches: tuple[int, ...]) -> torch.Tensor:
@@ -88,6 +91,17 @@ def test_a_run_of_nodes_ends_with_equal_replicas_and_leaves_nothing_behind(
 @pytest.mark.parametrize("batches", [EVEN, UNEVEN, EMPTY], ids=["even", "uneven", "an empty node"])
 def test_every_sample_of_every_node_is_applied_once(ran: Ran, batches: tuple[int, ...], name: str) -> None:
     assert torch.allclose(ran[batches][name][0].final * len(batches), applied(batches), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_leader_passes_results_on_through_memory_and_summary_names_the_ways(
+    ran: Ran, name: str, request: pytest.FixtureRequest
+) -> None:
+    carrier = request.node.callspec.params["ran"]
+    inside = ("gloo",) if carrier == "gloo" else ("shm",)
+    between = "shm" if carrier == "shm" and PAIRS[name].settings.get("codec") is None else "gloo"
+    for rank, seen in enumerate(ran[EVEN][name]):
+        assert seen.carriers == (inside if rank % 2 else tuple(sorted({between, *inside})))
 
 
 @pytest.mark.parametrize("name", ["first", "bounded", "wagma"])

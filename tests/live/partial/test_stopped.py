@@ -110,13 +110,13 @@ def be_stopped(key: str, where: str, step: object) -> None:
     else:
         calls = 0
 
-        def add_up(*args: object) -> None:
+        def add_up(*args: object, **named: object) -> None:
             nonlocal calls
             calls += 1
             if calls == 1:
                 say(f"{key} stops")
                 os.kill(os.getpid(), signal.SIGSTOP)
-            adding.add_up(*args)  # type: ignore[arg-type]
+            adding.add_up(*args, **named)  # type: ignore[arg-type]
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(reading, "add_up", add_up)

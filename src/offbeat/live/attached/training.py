@@ -21,6 +21,7 @@ from offbeat.live.attached.flat import Flat
 from offbeat.live.attached.others import Others
 from offbeat.live.attached.stats import Stats
 from offbeat.live.attached.stepping import Stepping
+from offbeat.live.attached.twin import ReplicaTwin
 from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.partial.endpoints import Endpoints
 from offbeat.live.transport import elsewhere
@@ -88,7 +89,8 @@ class Training:
         if self._island is not None and not self._island.leads:
             self._recorder.follow()
         self._recorder.begin(strategy, board.size, flat.whole(), given.seed, given.steps, unknown)
-        self.endpoints = Endpoints(board, self.transport, given.patience_s, self._recorder.events, self._island)
+        twin = ReplicaTwin.of(flat, inner)
+        self.endpoints = Endpoints(board, self.transport, given.patience_s, self._recorder.events, self._island, twin)
         self._driver = Driver(strategy, self.me, self.transport, self.endpoints, self._recorder.spent, self._island)
         parts = (flat, board, self.transport, self._driver, self.endpoints)
         self.stepping = Stepping(*parts, given.accumulate, self._recorder)

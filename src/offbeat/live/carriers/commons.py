@@ -182,12 +182,19 @@ class Commons:
         ]
         self._views: dict[tuple[int, int, tuple[tuple[torch.dtype, int], ...]], list[Tensor]] = {}
 
-    def lay(self, tensors: Sequence[Tensor], readers: Sequence[int] | None = None, later: bool = False) -> Laid:
+    def lay(
+        self,
+        tensors: Sequence[Tensor],
+        readers: Sequence[int] | None = None,
+        later: bool = False,
+        kinds: Kinds | None = None,
+    ) -> Laid:
         """Lay copies of these where the others can read them, wide enough to be summed: the next exchange.
 
-        ``readers``: who will read them (None: all). ``later``: nobody waits for it now.
+        ``readers``: who will read them (None: all). ``later``: nobody waits for it now. ``kinds``: what all members
+        have room for, where some lay only the first of it, or nothing.
         """
-        kinds = [(wide(t.dtype), t.numel()) for t in tensors]
+        kinds = [(wide(t.dtype), t.numel()) for t in tensors] if kinds is None else kinds
         region = self._region(kinds, later)
         number, self._exchanges = self._exchanges, self._exchanges + 1
         laid = Laid(Views(self, region, tuple(kinds)), number)
@@ -195,7 +202,8 @@ class Commons:
             left = Reached(self, THROUGH, region, *self._last[region.number])
             self._waiter.wait([left], "the others to read an older exchange")
         self._last[region.number] = number, self.others if readers is None else tuple(readers)
-        self.copy(list(zip(laid.views.of(self.me), tensors, strict=True)))
+        if tensors:
+            self.copy(list(zip(laid.views.of(self.me), tensors, strict=len(tensors) == len(kinds))))
         self._words[self.me][SIZE, region.number] = region.start + region.nbytes
         self.say(LAID, region, number)
         return laid

@@ -30,7 +30,7 @@ from offbeat.live.transport.errors import OffbeatError, PeerFailed
 from offbeat.live.transport.hub import Word
 
 LEAVE_S = 5.0
-NEEDED, MORE = "needed", "more"
+NEEDED, MORE, SPARE = "needed", "more", "spare"
 
 
 class Ahead:
@@ -42,6 +42,7 @@ class Ahead:
         self._told: deque[Delivery] = deque()
         self._waits = False  # for what it needs to hand in again
         self._hinted = False  # that there is more to be asked for
+        self._asked: Answer | None = None  # for a replica, which the worker alone can lay down
         self._reply: Answer | None = None
         self._to_say: tuple[Any, Callable[[], None]] | None = None
         self._listens = self._ended = False
@@ -74,10 +75,15 @@ class Ahead:
         with self._lock:
             last = max((k for k, told in enumerate(self._told) if told.answer.how == NEEDED), default=-1)
             out = [self._told.popleft() for _ in range(last + 1)]
-            while self._told and self._reader.all_there(self._told[0]):
-                out.append(self._told.popleft())
             hinted, self._hinted = self._hinted, False
+            while self._told and (hinted or self._reader.all_there(self._told[0])):  # there is more behind all of it
+                out.append(self._told.popleft())
         return [*out, self._reader.make(self._reader.ask(Word.NEWEST))] if hinted else out
+
+    def asked(self) -> Answer | None:
+        """Where a replica is to lie, if one was asked for."""
+        asked, self._asked = self._asked, None
+        return asked
 
     def hand_in(self, slot: int, step: int, taken: list[Delivery]) -> None:
         """Say what has been laid down, and that the results ``taken`` before are read from now on."""
@@ -180,6 +186,8 @@ class Ahead:
                 self._listens = self._hinted = False
             elif answer.how == "hint":
                 self._hinted = True
+            elif answer.how == SPARE:
+                self._asked = answer
             else:
                 self._reply = answer
             self._lock.notify_all()

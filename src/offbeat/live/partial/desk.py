@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from offbeat.live.partial.coordinator import NOBODY, Asking, unpack
-from offbeat.live.partial.stacks import Guest, Reply, Slots, Stack, Sum, places
+from offbeat.live.partial.stacks import Guest, Reply, Slots, Spare, Stack, Sum, places
 from offbeat.live.transport.hub import Frame, Letter, Word
 from offbeat.rounds.held import NEVER
 from offbeat.rounds.referee import Notice, Referee
 from offbeat.rounds.rules import Rules
 from offbeat.rounds.seat import Event, Got, Outcome, Seat
+from offbeat.rounds.spares import MANY, Spares
 from offbeat.rounds.tray import Deposit
 from offbeat.topology.hierarchy import Nodes
 
@@ -71,6 +72,9 @@ class Desk(Asking):
         self._answers: list[Reply] = []
         self._more: list[Letter] = []
         self._flushing = False
+        self._spares = Spares()
+        self._seats: dict[int, Seat] = {}
+        self._rooms: dict[int, list[Sum]] = {}  # of those who were asked for a replica: where it is to lie
 
     def _to_all(self, frame: Frame) -> list[Letter]:
         """On the line for questions; with the number of results that each one waits for."""
@@ -106,7 +110,9 @@ class Desk(Asking):
         return [*self._slots.letters(answers), *more, *self._stop_asking()]
 
     def _open(self, frame: Frame) -> None:
-        rank, slot, step, logs = frame.rank, frame.a, frame.b, bool(frame.c)
+        rank, slot, step, logs = frame.rank, frame.a, frame.b, bool(frame.c & 1)
+        if self._rules.spares and frame.c & 2:
+            self._spares.can(rank)
         log: list[Event] | None = [] if logs else None
         seat = Seat(
             self._rules,
@@ -118,6 +124,7 @@ class Desk(Asking):
             first_step=step,
             log=log,
         )
+        self._seats[rank] = seat
         chair = self._chairs[rank] = SeatTaken(rank, seat, log)
         if slot >= 0:
             seat.tray.deposit(chair.put(slot), Deposit(-1, self._first_round))
@@ -146,6 +153,8 @@ class Desk(Asking):
                     self._answer(chair, "nothing")
             case Word.NEWEST:
                 self._answer(chair, "newest", seat.show())
+            case Word.SPARE:
+                self._keep(chair, frame.a, frame.b, frame.data)
             case Word.FINISHED:
                 self._tell(rank, seat.finish())
                 self._answer(chair)
@@ -172,6 +181,7 @@ class Desk(Asking):
         rank, seat = chair.rank, chair.seat
 
         def deposit() -> None:
+            self._ask_for_spare(chair)
             self._tell(rank, seat.offer(chair.put(slot), step))
             self._call_when(chair, take, seat.needs)
 
@@ -189,6 +199,8 @@ class Desk(Asking):
 
         def deposit() -> None:
             stops, chair.put_off, chair.stops = chair.stops, False, False
+            if not stops:
+                self._ask_for_spare(chair)
             notice = seat.offer(chair.put(slot), step, upto)
             seat.take(step, upto)
             self._tell(rank, notice)
@@ -205,8 +217,11 @@ class Desk(Asking):
     def _show(self, chair: SeatTaken, needed: bool = False) -> None:
         self._answer(chair, "needed" if needed else "more", chair.seat.show(), adds=needed)
         chair.looks_ahead, results = True, chair.seat.results
-        if self._rules.of_weights:  # what it was told of takes memory; of weights it needs the newest alone
+        # What it was told of takes memory. Of weights it needs the newest alone; and of whom many wait, it may sleep.
+        if self._rules.of_weights:
             self._call_when(chair, lambda: self._answer(chair, "hint"), results + MISSED)
+        elif self._rules.spares and chair.seat.untaken >= MANY:
+            self._call_when(chair, lambda: self._answer(chair, "hint"), results + 1)
         else:
             self._call_when(chair, lambda: self._show(chair), results + 1)
 
@@ -228,6 +243,27 @@ class Desk(Asking):
     def _tell(self, rank: int, notice: Notice | None) -> None:
         if notice is not None:
             self._begin(self._referee.hear(rank, notice, time.monotonic()), rank)
+
+    # Replicas.
+
+    def _ask_for_spare(self, chair: SeatTaken) -> None:
+        if not self._rules.spares or not self._spares.asks(chair.rank, self._seats):
+            return
+        room = self._slots.room(chair.rank, chair.seat.results)
+        if room is None:
+            self._spares.cannot(chair.rank)
+            return
+        self._rooms[chair.rank] = room
+        self._answer(chair, "spare", about=[one.home for one in room])
+
+    def _keep(self, chair: SeatTaken, upto: int, vectors: int, said: bytes) -> None:
+        """It has laid its replica down, which holds so many results; or says of none that it cannot."""
+        room = self._rooms.pop(chair.rank)[:vectors]
+        if not vectors:
+            self._spares.cannot(chair.rank)
+        value: Any = Spare(room, said)
+        for seat in self._spares.laid(chair.rank, upto, self._seats) if vectors else ():
+            seat.replace(Outcome(upto - 1, value, {}, seat.size, False, {}))
 
     # Rounds.
 
@@ -276,7 +312,15 @@ class Desk(Asking):
         adds: bool = True,
     ) -> None:
         seat = chair.seat
-        given = [(g.value, (g.version, g.fresh, g.full, g.count, dict(g.contributors))) for g in taken]
+        given = [_said(got) for got in taken]
         lost = seat.lost
         lost, chair.told_lost = lost[chair.told_lost :], len(lost)
         self._answers.append(Reply(chair, how, (about, seat.results, lost), given, chair.tray, adds))
+
+
+def _said(got: Got) -> tuple[Stack, tuple[object, ...]]:
+    """A result, or a replica that stands for several, and what is said of it."""
+    value: Any = got.value
+    if isinstance(value, Spare):
+        return value.stack, (got.version, value.said)
+    return value, (got.version, got.fresh, got.full, got.count, dict(got.contributors))

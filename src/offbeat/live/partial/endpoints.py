@@ -13,6 +13,7 @@ from offbeat.live.partial.bell import Bell, Rings
 from offbeat.live.partial.blocks import BlockSums
 from offbeat.live.partial.opening import AtChannel, Opening
 from offbeat.live.partial.pairs import SharedWeights, Visit
+from offbeat.live.partial.taker import Twin
 from offbeat.live.partial.visitor import Meeting, Visitor
 from offbeat.live.transport import elsewhere
 from offbeat.live.transport.board import Board
@@ -70,6 +71,7 @@ class Endpoints:
         patience_s: float,
         log: list[Event] | None = None,
         island: Island | None = None,
+        twin: Twin | None = None,
     ) -> None:
         self.others: AskForAverages = Nobody()
         self._log = log
@@ -86,7 +88,7 @@ class Endpoints:
         self._carriers: set[str] = set()
         self._stood: Vec | None = None
         self.trace = Trace(keep_spans=False)
-        self._opening = Opening(board, transport, patience_s, log, island, self.trace)
+        self._opening = Opening(board, transport, patience_s, log, island, self.trace, twin)
 
     @property
     def is_open(self) -> bool:

@@ -1,6 +1,6 @@
 """A node at a channel: its leader has the clerk, and passes every answer on to the ranks beside it.
 
-All of it runs in the workers' own threads, over the group in which the node also averages its gradients. The leader
+All of it runs in the workers' own threads, on the way on which the node also averages its gradients. The leader
 decides and the others follow: a message says what they are to do, and every rank of a node sends or receives the same
 messages in the same order. So all of a node apply the same results after the same step, though which results are there
 is a matter of time for the leader. The interleaving this prevents: one rank of a node takes two results after a step
@@ -12,10 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 
-import torch
-
 from offbeat.live.carriers.exchanges import Transport
-from offbeat.live.carriers.staging import Staging
+from offbeat.live.carriers.passing import passing
 from offbeat.live.partial.alone import Alone
 from offbeat.live.partial.clerk import Apply, Clerk
 from offbeat.live.partial.taker import Taker
@@ -42,23 +40,18 @@ class Inside:
     def __init__(self, nodes: Nodes, channel: Channel, like: Vec, parameters: int, transport: Transport) -> None:
         self._nodes, self._parameters, node = nodes, parameters, nodes.of(transport.rank)
         self.channel, self._leader, self._others = channel, nodes.leader(node), nodes.per_node - 1
-        self._group, self._waiter = transport.group(nodes.ranks(node)), transport.waiter
-        self._staging, self._like = Staging(like), like
+        self._waiter = transport.waiter
+        self._way = passing(nodes.ranks(node), 6 + nodes.count + parameters, like, transport)
         self.wire_bytes = 0
 
     def tell(self, command: Command, results: Sequence[Got] = ()) -> None:
-        """A head for each result, which says how many follow, and its numbers."""
-        heads = [[command, *[0] * (5 + self._nodes.count + self._parameters)]] if not results else []
-        heads += [
-            [command, len(results) - k, got.version, got.fresh, got.full, got.count, *self._ages(got), *self._used(got)]
-            for k, got in enumerate(results)
-        ]
-        for k, head in enumerate(heads):
-            parts = list(self._staging.down(results[k].value).parts) if results else []
-            messages = [torch.tensor(head), *parts]
-            works = [self._group.broadcast(message, self._leader) for message in messages]
-            self._waiter.wait(works, "the ranks of this node to hear of a round")
-            self.wire_bytes += self._others * sum(p.numel() * p.element_size() for p in parts)
+        """A message for each result, which says how many follow, and its numbers; without any, one all the same."""
+        if not results:
+            self._way.tell([command, *[0] * (5 + self._nodes.count + self._parameters)], None, self._waiter)
+        for k, got in enumerate(results):
+            said = [got.version, got.fresh, got.full, got.count, *self._ages(got), *self._used(got)]
+            self._way.tell([command, len(results) - k, *said], got.value, self._waiter)
+            self.wire_bytes += self._others * sum(p.numel() * wide(p.dtype).itemsize for p in got.value.parts)
 
     def _ages(self, got: Got) -> list[int]:
         """Of each node, 1 + how old its work in the result is; 0 if it gave nothing."""
@@ -69,20 +62,16 @@ class Inside:
         return got.value.used or [True] * self._parameters
 
     def hear(self, waiter: Waiter) -> tuple[Command, list[Got]]:
-        """The leader's next message."""
+        """The leader's next message, with all results that it speaks of."""
         results: list[Got] = []
         while True:
-            head = torch.zeros(6 + self._nodes.count + self._parameters, dtype=torch.int64)
-            waiter.wait([self._group.broadcast(head, self._leader)], f"rank {self._leader}, which leads this node")
-            command, left, version, fresh, full, count, *rest = head.tolist()
-            if not left:
+            head, value = self._way.hear(waiter, f"rank {self._leader}, which leads this node")
+            command, left, version, fresh, full, count, *rest = head
+            if value is None:
                 return Command(command), results
-            parts = [torch.empty(p.numel(), dtype=wide(p.dtype)) for p in self._like.parts]
-            works = [self._group.broadcast(p, self._leader) for p in parts]
-            waiter.wait(works, f"round {version} from rank {self._leader}")
             ages, used = rest[: self._nodes.count], rest[self._nodes.count :]
             contributors = self._nodes.spread({node: age - 1 for node, age in enumerate(ages) if age})
-            value = self._staging.up(Vec(parts, used=tuple(map(bool, used)) if used else None))
+            value.used = tuple(map(bool, used)) if used else None
             results.append(Got(version, value, bool(fresh), bool(full), count, contributors))
             if left == 1:
                 return Command(command), results

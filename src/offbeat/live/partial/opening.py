@@ -24,7 +24,7 @@ from offbeat.live.partial.lines import Lines
 from offbeat.live.partial.meetings import Meetings
 from offbeat.live.partial.pairs import SharedWeights, Visits
 from offbeat.live.partial.stacks import Slots
-from offbeat.live.partial.taker import Taker
+from offbeat.live.partial.taker import Taker, Twin
 from offbeat.live.partial.telling import Telling, ToTheOthers
 from offbeat.live.partial.visitor import Visitor
 from offbeat.live.transport.board import Board
@@ -55,7 +55,9 @@ class Opening:
         log: list[Event] | None,
         island: Island | None,
         trace: Trace,
+        twin: Twin | None = None,
     ) -> None:
+        self._twin = twin
         self._board, self._transport, self._patience_s = board, transport, patience_s
         self._log, self._island, self._trace = log, island, trace
         self.lines = Lines(board, transport.waiter)
@@ -150,6 +152,8 @@ class Opening:
             first_round,
             self._patience_s,
             self._log,
+            # In a node the leader's alone would be taken over.
+            self._twin if channel.rules.spares and nodes.per_node == 1 else None,
         )
 
     def _slots(self, size: int, x: Vec, shelves: Shelves) -> dict[str, Any]:

@@ -268,9 +268,17 @@ class Reader:
         part = 0 if recipe.private else recipe.summers.index(self._rank)
         return not self._shelves.raised(*recipe.home, [part], recipe.number)
 
-    def read(self, told: Delivery, plus: Vec | None = None) -> list[Vec]:
-        """The vectors that were answered, to be read until I come again; ``plus`` is added to each."""
-        return [self._value(refs, told, plus) for refs, _ in told.answer.results]
+    def read(self, told: Delivery) -> list[Vec]:
+        """The vectors that were answered, to be read until I come again."""
+        return [self.value(refs, told) for refs, _ in told.answer.results]
+
+    def each(self, refs: Sequence[Ref], told: Delivery) -> list[Vec]:
+        """The vectors of a replica, which are not to be added up."""
+        return [self._sum(k, told) for _, k, _ in refs]
+
+    def slot(self, home: tuple[int, int]) -> Vec:
+        """Memory that I have been told to write to."""
+        return self._shelves.vec(*home)
 
     def all_there(self, told: Delivery) -> bool:
         """Whether nobody else's part is missing."""
@@ -304,7 +312,8 @@ class Reader:
     def _readable(self, terms: Sequence[Sequence[Ref]], told: Delivery) -> list[list[tuple[Vec, float]]]:
         return [[(self._sum(k, told) if m < 0 else self._shelves.vec(m, k), f) for m, k, f in term] for term in terms]
 
-    def _value(self, refs: Sequence[Ref], told: Delivery, plus: Vec | None) -> Vec:
+    def value(self, refs: Sequence[Ref], told: Delivery, plus: Vec | None = None) -> Vec:
+        """One of them; ``plus`` is added to it."""
         if len(refs) == 1 and refs[0][0] < 0 and refs[0][2] == 1.0 and plus is None:
             return self._sum(refs[0][1], told)
         out = self._memory(told)

@@ -25,6 +25,7 @@ from offbeat.live.transport.hub import Frame, Letter, Word
 from offbeat.rounds.seat import Event
 
 SEEN, READS = 1, 2  # what a worker says of a sum that it was given
+VECTORS = 6  # at most, that a replica consists of: the weights, and what an optimiser remembers for each of them
 DEPOSITS = 16  # the first slots of a shelf are its worker's, the others the hub's
 
 
@@ -72,6 +73,15 @@ class Sum:
     def __del__(self) -> None:
         if self._free is not None and self.home is not None:
             self._free(self.home)
+
+
+class Spare:
+    """A replica that a worker has laid down: its vectors, and what it says of them."""
+
+    __slots__ = ("said", "stack")
+
+    def __init__(self, sums: Sequence[Sum], said: bytes) -> None:
+        self.stack, self.said = Stack((one, 1.0) for one in sums), said
 
 
 class Stack:
@@ -195,6 +205,18 @@ class Slots:
             raise MemoryError(f"no slot is free for round {total.version}: too many results wait for a worker")
         home = owner, self._free[owner].pop()
         total.assign(home, next(self._numbers), tuple(takers), self._small and self._shares, self._give_back)
+
+    def room(self, owner: int, version: int) -> list[Sum] | None:
+        """Slots for a replica that this worker is to lay into its shelf; None: there are too few."""
+        if len(self._free[owner]) < 2 * VECTORS:
+            return None
+        out = []
+        for _ in range(VECTORS):
+            one = Sum(version, [], 1)
+            one.assign((owner, self._free[owner].pop()), next(self._numbers), (), False, self._give_back)
+            one.complete = True  # nobody is told of it before it is
+            out.append(one)
+        return out
 
     def _give_back(self, home: tuple[int, int]) -> None:
         self._free[home[0]].append(home[1])

@@ -6,12 +6,14 @@ A second line, with a listener, only answers where this worker is. Where results
 
 from __future__ import annotations
 
+import marshal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from offbeat.live.carriers.shelves import Shelves
-from offbeat.live.partial.ahead import Ahead
+from offbeat.live.partial.ahead import SPARE, Ahead
 from offbeat.live.partial.coordinator import pack
 from offbeat.live.partial.link import Link
 from offbeat.live.partial.reading import LOOK_S, SOON_S, Answer, Delivery, Reader
@@ -30,8 +32,21 @@ SHORT_S = 0.002  # how often a worker looks at the board, where what it waits fo
 Apply = Callable[[list[Got]], None]
 
 
+class Twin(Protocol):
+    """A replica as vectors and what is said of them: this worker's, to be laid down, or another's, to be taken over."""
+
+    def lay_into(self, room: Callable[[int], Vec], most: int) -> tuple[int, Any]:
+        """How many vectors it is, and what is said of them, in plain values. 0: it cannot be laid down.
+
+        ``room`` gives memory for ``most`` of them, each made when it is asked for.
+        """
+        ...
+
+    def take_over(self, vectors: Sequence[Vec], said: Any) -> None: ...
+
+
 class Taker:
-    """A worker's side of one channel."""
+    """A worker's side of one channel. ``twin``: where replicas may stand for results that were missed."""
 
     def __init__(
         self,
@@ -47,7 +62,9 @@ class Taker:
         first_round: int,
         patience_s: float,
         log: list[Event] | None = None,
+        twin: Twin | None = None,
     ) -> None:
+        self._twin, self._holds = twin, first_round  # how many results are in this worker's replica
         self._channel, self._nodes, self._nbytes = channel, nodes, nbytes
         self._board, self._trace, self._patience_s = board, trace, patience_s
         self._rank = nodes.of(board.rank)  # a node is one worker here
@@ -61,7 +78,7 @@ class Taker:
         self._owed: Vec | None = None
         self._wanted = 0  # how many results this worker waits, or has waited, for; the listener alone writes it
         slot = -1 if x is None else self._reader.put(x)
-        self._reader.send(Word.OPEN, slot, first_step, int(log is not None))
+        self._reader.send(Word.OPEN, slot, first_step, int(log is not None) + 2 * (twin is not None))
         self._link.listen(self._hear)
 
     # Steps.
@@ -88,12 +105,13 @@ class Taker:
     def _hand_in(self, ahead: Ahead, x: Vec, step: int) -> list[Got]:
         """Take what came while the step was computed; the deposit's own result is for the next time."""
         self._wait_for(ahead.ready_within)
+        self._lay_spare(ahead.asked())
         told = ahead.take()
         if self._channel.rules.absent == "shared":  # the newest will do, and knows nothing of this step
             newest = [one for one in told if one.answer.results][-1:]
-            taken = [got for one in newest for got in self._gots(one, plus=x)]
+            taken = self._gots(newest, plus=x)
         else:
-            taken = [got for one in told for got in self._gots(one)]
+            taken = self._gots(told)
         # After reading: what was told may stand on a deposit whose slot is free by now.
         ahead.hand_in(self._reader.put(x), step, told)
         return taken
@@ -115,6 +133,7 @@ class Taker:
     def _stop_looking_ahead(self) -> None:
         if self._ahead is not None:
             self._ahead.stop(self._wait_for)
+            self._lay_spare(self._ahead.asked())
 
     def finished(self) -> None:
         """No data left: never counts again."""
@@ -142,9 +161,12 @@ class Taker:
         while True:
             with self._board.waits_for("the others to finish"):
                 answer = self._next(look, LOOK_S)
-            if answer.how != "nothing":
-                return self._take(answer)[0] if answer.how == "taken" else None
-            take_part()
+            if answer.how == "nothing":
+                take_part()
+            elif answer.how != "taken":
+                return None
+            elif taken := self._take(answer):  # else it was a replica, and there is more behind it
+                return taken[0]
 
     def stand(self, all_there: Callable[[], bool], agree_on_largest: Callable[[int], int], apply: Apply) -> None:
         """Stand still between two steps until all do, and apply every round that has been started by then."""
@@ -182,7 +204,12 @@ class Taker:
     # The desk.
 
     def _answer(self) -> Answer:
-        """To a step: at once, or when the others are there."""
+        """To a step: at once, or when the others are there. Before it, this worker may be asked for a replica."""
+        while (answer := self._next_answer()).how == SPARE:
+            self._lay_spare(answer)
+        return answer
+
+    def _next_answer(self) -> Answer:
         if self._reader.heard_within(SOON_S):
             return self._reader.answer()
         what = f"round {self.rounds} of {self._channel.name!r}"
@@ -212,15 +239,31 @@ class Taker:
                 self._trace.rounds.append(Round.among(self._nodes, version, started_by, shares, waited, end_s))
 
     def _take(self, answer: Answer) -> list[Got]:
-        return self._gots(self._reader.make(answer))
+        return self._gots([self._reader.make(answer)])
 
-    def _gots(self, told: Delivery, plus: Vec | None = None) -> list[Got]:
-        vectors, results = self._reader.read(told, plus), told.answer.results
+    def _gots(self, told: Sequence[Delivery], plus: Vec | None = None) -> list[Got]:
+        """The results that were told, to be applied now. A replica among them is taken over, and stands for all that
+        come before it."""
         elsewhere.saw(self._board.name, self.rounds)
+        every = [(one, refs, said) for one in told for refs, said in one.answer.results]
+        spare = max((k for k, (_, _, said) in enumerate(every) if len(said) == 2), default=None)
+        if spare is not None and self._twin is not None:
+            one, refs, (_, said) = every[spare]
+            self._twin.take_over(self._reader.each(refs, one), marshal.loads(said))
+        results = every if spare is None else every[spare + 1 :]
+        if every:
+            self._holds = every[-1][2][0] + 1
         return [
-            Got(version, value, fresh, full, count, contributors)
-            for value, (_, (version, fresh, full, count, contributors)) in zip(vectors, results, strict=True)
+            Got(version, self._reader.value(refs, one, plus), fresh, full, count, contributors)
+            for one, refs, (version, fresh, full, count, contributors) in results
         ]
+
+    def _lay_spare(self, asked: Answer | None) -> None:
+        """Lay my replica down where I was told to, as it is between two steps."""
+        if asked is not None and self._twin is not None:
+            homes = asked.about[0]
+            vectors, said = self._twin.lay_into(lambda k: self._reader.slot(homes[k]), len(homes))
+            self._reader.send(Word.SPARE, self._holds, vectors, data=marshal.dumps(said))
 
     # The other line.
 

@@ -63,7 +63,7 @@ class Word(IntEnum):
     WHAT = 20  # number of the question
     DOING = 21  # number of the question, who asked; what I am doing
     # The desk. A worker that comes again says beside which of the sums it was given it has seen complete.
-    OPEN = 22  # slot of the first deposit (−1: none), first step, whether events are logged
+    OPEN = 22  # slot of the first deposit (−1: none), first step, whether events are logged (1), it takes spares (2)
     OFFER = 23  # slot, step
     NEXT = 24  # the next result, for one without a step to take
     NOTHING = 25  # waits no longer for the next result
@@ -75,6 +75,7 @@ class Word(IntEnum):
     ANSWER = 31
     WANTED = 32  # nothing, how many results this worker waits for
     NEWEST = 33  # what shared weights have become since they were shown
+    SPARE = 35  # how many results my replica holds, of how many vectors it consists; what is said of them
     # Inside an island.
     EVENT = 34  # number; what has happened at the leader's seat, as text
 

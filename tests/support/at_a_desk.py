@@ -1,0 +1,211 @@
+"""A desk and its workers without processes: they do what they are told, one number a vector, in a drawn order."""
+
+from __future__ import annotations
+
+import marshal
+import random
+from typing import Any, NamedTuple
+
+from offbeat.live.partial.desk import Desk
+from offbeat.live.partial.stacks import DEPOSITS, READS, SEEN, Slots
+from offbeat.live.transport.hub import Frame, Word
+from offbeat.rounds.rules import Rules
+from offbeat.topology import everyone, groups
+from offbeat.topology.hierarchy import Nodes
+
+SIZE, SLOTS = 3, DEPOSITS + 60
+
+
+Memory = dict[tuple[int, int], Any]  # a number, or a replica: the results it holds
+Flags = dict[tuple[int, int], int]  # of a sum's place, the number of the last that was there
+
+
+class Worker:
+    """Does what a worker does with what it is told, one number a vector; memory is a dictionary that all share.
+
+    It adds up its sums as soon as it is told of them, and reads its results, and lays down more, when its turn comes.
+    ``history`` is its replica: the results it has applied, in their order.
+    """
+
+    def __init__(
+        self, rank: int, memory: Memory, flags: Flags, steps: int, first: float | None, looks_ahead: bool
+    ) -> None:
+        self.rank, self.memory, self.flags, self.left = rank, memory, flags, steps
+        self.busy: set[int] = set()
+        self.given = self.handed_in = 0.0
+        self.step, self.state = 0, "computes"
+        self.inbox: list[Any] = []
+        self.looks_ahead, self.needs, self.hinted, self.taken = looks_ahead, False, False, list[Any]()
+        self.parts = list[tuple[int, int]]()  # of the rounds it has heard of: how many took part, and brought something
+        self.open = Frame(Word.OPEN, rank, -1 if first is None else self.put(first), 0, 2)
+        self.x = first
+        self.history, self.taken_over = list[float](), 0
+        self.asked: Any = None
+
+    @property
+    def applied(self) -> float:
+        return sum(self.history)
+
+    def put(self, number: float) -> int:
+        # Where many lie in a tray a worker adds them up; here it has room for them instead.
+        slot = min({*range(DEPOSITS), *range(SLOTS, 4 * SLOTS)} - self.busy)
+        self.busy.add(slot)
+        self.memory[self.rank, slot] = number
+        return slot
+
+    def told(self, answer: Any) -> None:
+        for home, number, complete, _, _, divisor, terms in (sums := answer[2]):
+            if not complete and self.flags.get(tuple(home), -1) < number:  # else it is there, made by another
+                values = [self.read(term, sums) for term in terms]
+                self.memory[tuple(home)], self.flags[tuple(home)] = sum(values) / divisor, number
+        if answer[0] == "hint":
+            self.hinted = True
+            return
+        if answer[0] == "spare" and self.looks_ahead:
+            self.asked = answer
+            return
+        self.inbox.append(answer)
+        self.needs = self.needs and answer[0] != "needed"
+        if self.looks_ahead:  # its slots are known to be free as soon as it is told
+            self.busy -= {*answer[5], *(slot for _, slot in answer[4])}
+
+    def hears(self, plus: float = 0.0) -> tuple[str, list[float]]:
+        how, _, sums, results, free_then, freed, _, _ = answer = self.inbox.pop(0)
+        numbers = []
+        for refs, said in results:
+            if len(said) == 2:  # a replica, which stands for all before it
+                assert marshal.loads(said[1]) == "a replica"
+                self.history = list(self.memory[tuple(sums[refs[0][1]][0])])
+                self.taken_over += 1
+                assert len(self.history) == said[0] + 1, "it holds as many results as it says"
+            else:
+                numbers.append(self.read(refs, sums) + plus)
+                self.history.append(numbers[-1])
+        if not self.looks_ahead:
+            self.busy -= {*freed, *(slot for _, slot in free_then)}
+        if numbers:
+            self.x = numbers[-1]
+        self.taken.append(answer)
+        self.parts += [(said[3], len(said[4])) for _, said in results if len(said) > 2]
+        return how, numbers
+
+    def read(self, refs: Any, sums: Any) -> float:
+        return sum(f * self.memory[tuple(sums[slot][0]) if member < 0 else (member, slot)] for member, slot, f in refs)
+
+
+def results_of(answer: Any) -> set[int]:
+    """The sums that are results themselves: of the others nothing is said a second time."""
+    return {k for refs, _ in answer[3] for member, k, _ in refs if member < 0}
+
+
+class Played(NamedTuple):
+    """How it went: the workers at their end, and the most slots that sums and replicas took at any time."""
+
+    workers: list[Worker]
+    most_slots: int
+
+
+def run(rules: Rules, seed: int, weights: bool, looks_ahead: bool = False, size: int = SIZE) -> list[Worker]:
+    return play(rules, seed, weights, looks_ahead, size).workers
+
+
+def play(
+    rules: Rules,
+    seed: int,
+    weights: bool,
+    looks_ahead: bool = False,
+    size: int = SIZE,
+    steps: tuple[int, int] = (3, 12),
+    paces: tuple[int, ...] = (1, 1, 20),
+) -> Played:
+    """Workers in a drawn order until all have finished; the desk hears one word after the other.
+
+    Some come more often than others, who sleep through many rounds.
+    """
+    most = 0
+    draw, nodes = random.Random(seed), Nodes(size)
+    whom = groups(size, 2) if weights else everyone(size)
+    slots = Slots(size, SLOTS, small=False, shares=bool(seed % 2))
+    desk, memory, flags = Desk(rules, whom, nodes, 0, 0, slots), Memory(), Flags()
+    first = 0.0 if weights else None
+    workers = [Worker(rank, memory, flags, draw.randint(*steps), first, looks_ahead) for rank in range(size)]
+    often = [draw.choice(paces) for _ in range(size)]
+
+    def say(word: Word, worker: Worker, a: int = 0, b: int = 0, c: int = -1, said: bytes = b"\1" * 64) -> None:
+        nonlocal most
+        for to, letter in desk.hear(Frame(word, worker.rank, a, b, c, data=said)):
+            if to is not None and to < size and letter.word is Word.ANSWER:
+                workers[to].told(marshal.loads(letter.data))
+        most = max(most, size * (SLOTS - DEPOSITS) - sum(map(len, slots._free)))
+
+    def lay_replica(worker: Worker, asked: Any) -> None:
+        home = tuple(asked[1][0][0])
+        memory[home] = tuple(worker.history)
+        say(Word.SPARE, worker, len(worker.history), 1, said=marshal.dumps("a replica"))
+
+    def hand_in(worker: Worker, number: float) -> None:
+        """Take what was needed, and of what came since as much as is there by then."""
+        read, worker.taken = worker.taken, []
+        if worker.asked is not None:
+            asked, worker.asked = worker.asked, None
+            lay_replica(worker, asked)
+        needed = max((k for k, answer in enumerate(worker.inbox) if answer[0] == "needed"), default=-1)
+        for _ in range(len(worker.inbox) if worker.hinted else draw.randint(needed + 1, len(worker.inbox))):
+            worker.hears(plus=number if weights else 0.0)
+        if worker.hinted:
+            worker.hinted = False
+            say(Word.NEWEST, worker)
+            worker.hears(plus=number if weights else 0.0)
+        if weights and not any(answer[3] for answer in worker.taken):
+            assert worker.x is not None
+            worker.x += number
+        worker.needs = True
+        count = sum(len(answer[3]) for answer in worker.taken)
+        said = [SEEN for answer in read for _ in results_of(answer)]
+        about = [answer[2][k][1] for answer in read for k in sorted(results_of(answer))]
+        for answer in worker.taken:
+            said += [SEEN | READS * (k in results_of(answer)) for k in range(len(answer[2]))]
+            about += [one[1] for one in answer[2]]
+        assert [one.number for one in desk._chairs[worker.rank].lent][: len(said)] == about, "both mean the same sums"
+        say(Word.OFFER, worker, worker.put(number), worker.step, count, bytes(said))
+
+    def finish(worker: Worker) -> None:
+        worker.state = "finishes"
+        if worker.looks_ahead:
+            say(Word.NOTHING, worker)
+            assert worker.inbox[-1][0] == "nothing"
+            worker.looks_ahead, worker.inbox, worker.needs, worker.hinted = False, [], False, False
+            if worker.asked is not None:
+                lay_replica(worker, worker.asked)
+        say(Word.FINISHED, worker)
+
+    for worker in workers:
+        assert not list(desk.hear(worker.open))
+    while any(worker.state != "is done" for worker in workers):
+        able = [w for w in workers if w.state != "is done" and (w.inbox or w.state == "computes")]
+        able = [w for w in able if not (w.state == "computes" and w.left and w.needs)]
+        (worker,) = draw.choices(able, [often[w.rank] for w in able])
+        if worker.state == "computes" and worker.left:
+            number = float(draw.randint(1, 1000))
+            worker.given += number
+            if looks_ahead:
+                hand_in(worker, number)
+            else:
+                worker.state, worker.handed_in = "waits", number
+                say(Word.OFFER, worker, worker.put(number), worker.step)
+            worker.step, worker.left = worker.step + 1, worker.left - 1
+        elif worker.state == "computes":
+            finish(worker)
+        elif worker.inbox[0][0] == "spare":
+            lay_replica(worker, worker.inbox.pop(0))
+        else:
+            how, numbers = worker.hears()
+            if worker.state == "waits":
+                worker.state = "computes"
+                if worker.x is not None and not numbers:  # what it gets later has that in it
+                    worker.x += worker.handed_in
+            else:
+                worker.state = "is done" if how == "over" else "rests"
+                if how != "over":
+                    say(Word.NEXT, worker)
+    return Played(workers, most)
