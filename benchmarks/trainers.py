@@ -2,15 +2,17 @@
 
 60 steps of 10 ms; rank 1 takes 30 ms longer in each. Seconds are those of the loop on rank 0.
 
-python benchmarks/trainers.py [--json FILE] [--repeats 5] [--only lightning,transformers,accelerate]
+python benchmarks/trainers.py [--json FILE] [--repeats 5] [--only lightning,transformers,accelerate,ray]
 """
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -125,18 +127,53 @@ def accelerate(model: Paced, method: ob.Strategy | None) -> None:
         inner.optimizer.finish()
 
 
-TRAINERS = {"lightning": lightning, "transformers": transformers, "accelerate": accelerate}
+def ray(model: Paced, method: ob.Strategy | None) -> None:
+    from ray.train.torch import prepare_data_loader, prepare_model
+
+    from offbeat.integrations.ray import prepare
+
+    inner: Any = torch.optim.SGD(model.parameters(), lr=0.01)
+    whole: Any
+    if method is None:
+        whole = prepare_model(model)
+    else:
+        whole, inner = prepare(model, inner, method)
+    for x, y in prepare_data_loader(DataLoader(data(), batch_size=BATCH)):
+        whole(x, y)["loss"].backward()
+        inner.step()
+        inner.zero_grad()
+    if method is not None:
+        inner.finish()
+
+
+TRAINERS = {"lightning": lightning, "transformers": transformers, "accelerate": accelerate, "ray": ray}
 
 
 ROWS = [(None, False), (None, True), *((name, True) for name in METHODS)]  # the method (None: their DDP), who is late
 
 
 def job(rank: int, trainer: str, repeats: int) -> list[list[float]]:
-    """Seconds of the loop on this rank, for each row, side by side in one process."""
-    warnings.simplefilter("ignore")
+    """As torchrun would start it."""
     os.environ.update(LOCAL_RANK=str(rank), TORCHELASTIC_RUN_ID="benchmark")
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
+    return seconds(rank, trainer, repeats)
+
+
+def job_of_ray(config: dict[str, Any]) -> None:
+    import ray.train
+
+    torch.set_num_threads(1)
+    rank = ray.train.get_context().get_world_rank()
+    if rank == 0:
+        Path(config["answer"]).write_text(json.dumps(seconds(rank, "ray", config["repeats"])))
+    else:
+        seconds(rank, "ray", config["repeats"])
+
+
+def seconds(rank: int, trainer: str, repeats: int) -> list[list[float]]:
+    """Seconds of the loop on this rank, for each row, side by side in one process."""
+    warnings.simplefilter("ignore")
     took_s: list[list[float]] = [[] for _ in ROWS]
     for _ in range(repeats):
         for times, (method, slow) in zip(took_s, ROWS, strict=True):
@@ -146,13 +183,45 @@ def job(rank: int, trainer: str, repeats: int) -> list[list[float]]:
     return took_s
 
 
+def fast_worker(trainer: str, repeats: int) -> list[list[float]]:
+    """The seconds of rank 0. Ray starts its workers itself."""
+    if trainer != "ray":
+        answers: list[list[list[float]]] = run_workers(SIZE, job, trainer, repeats)
+        return answers[0]
+    os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
+    import ray
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    variables = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "RAY_TRAIN_V2_ENABLED": "1"}
+    ray.init(
+        num_cpus=SIZE + 1,
+        include_dashboard=False,
+        logging_level="error",
+        log_to_driver=False,
+        runtime_env={"env_vars": variables},
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder, "answer.json")
+        TorchTrainer(
+            job_of_ray,
+            train_loop_config={"answer": str(answer), "repeats": repeats},
+            scaling_config=ScalingConfig(num_workers=SIZE),
+            run_config=RunConfig(storage_path=folder),
+            torch_config=TorchConfig(backend="gloo"),
+        ).fit()
+        took_s: list[list[float]] = json.loads(answer.read_text())
+    ray.shutdown()
+    return took_s
+
+
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--only", default=",".join(TRAINERS))
     chosen = parser.parse_args()
     report = Report("trainers", chosen)
     for trainer in chosen.only.split(","):
-        fast, _ = run_workers(SIZE, job, trainer, chosen.repeats)
+        fast = fast_worker(trainer, chosen.repeats)
         alone_s = median(fast[0])
         for (method, slow), times in zip(ROWS, fast, strict=True):
             took_s = median(times)
