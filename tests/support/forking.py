@@ -150,7 +150,7 @@ def _worker(job: Job, rank: int, port: int, place: Path) -> Callable[[], None]:
 def _say_and_end() -> None:
     """As the interpreter does it, but without taking itself down."""
     sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()
-    sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    sys.excepthook(*sys.exc_info())
     atexit._run_exitfuncs()
     os._exit(1)
 
