@@ -178,7 +178,7 @@ def fine(rank: int) -> None:
 
 
 def _job(function: Callable[..., Any], size: int, *args: Any, rank_0_hosts: bool = False, whole: bool = True) -> Job:
-    """``whole``: the interpreters are taken down, which is most of the work; in tables of methods, of every other one."""
+    """``whole``: the interpreters are taken down, too, which is most of the work; in tables every other row's are."""
     return Job(function, size, args, timeout_s=120, whole_end=whole, rank_0_hosts=rank_0_hosts)
 
 
