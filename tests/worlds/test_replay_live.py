@@ -41,8 +41,8 @@ def task() -> ob.Task:
     return ob.tasks.digits(batch=8, hidden=12, momentum=0.9, lr=0.05, dtype=torch.float64)
 
 
-# Unless ``OFFBEAT_STRESS=full``, what other rows show is left out. In step nothing is a matter of time, and test_twins has
-# the rest: left to a replay are data that end, and averages. Of four late workers those are left who cannot average.
+# Unless ``OFFBEAT_STRESS=full``, what other rows show is left out. In step nothing is a matter of time, and test_twins
+# has the rest: left to a replay are data that end, and averages. Of four late workers those are left who cannot average.
 FULL = os.environ.get("OFFBEAT_STRESS") == "full"
 OF_THOSE_IN_STEP = ("three, uneven", "four, late, uneven and averaged", f"four, late and uneven, {ON_TWO_HOSTS}")
 
