@@ -42,7 +42,7 @@ def task() -> ob.Task:
 
 
 # Unless ``OFFBEAT_STRESS=full``, what other rows show is left out. In step nothing is a matter of time, and test_twins
-# has the rest: left to a replay are data that end, and averages. Of four late workers those are left who cannot average.
+# has the rest: left to a replay are data that end, and averages. Four late workers are those that cannot average.
 FULL = os.environ.get("OFFBEAT_STRESS") == "full"
 OF_THOSE_IN_STEP = ("three, uneven", "four, late, uneven and averaged", f"four, late and uneven, {ON_TWO_HOSTS}")
 
