@@ -61,7 +61,7 @@ check: $(INSTALLED)
 
 tests: $(INSTALLED)
 	$(BIN)/pytest -q -m "not live" -n 2
-	$(BIN)/pytest -q -m live -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -q -m live -n 4 --dist loadfile --no-loadscope-reorder
 
 docs: $(INSTALLED)
 	$(BIN)/mkdocs build --strict

@@ -10,10 +10,20 @@ from hypothesis import settings
 
 from tests.support.scenarios import Told, told_of
 
+# Files that take longest begin first: side by side, one that begins last is waited for by all.
+LONGEST = [
+    "test_ray.py", "test_launch.py", "test_replay_live.py", "test_recipes.py", "test_deaths.py", "test_twins.py",
+    "test_resume_rounds.py", "test_demo.py", "test_torchrun.py", "test_installed.py",
+]  # fmt: skip
+
 torch.set_num_threads(1)
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
 @pytest.fixture(scope="module")

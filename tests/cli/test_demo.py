@@ -20,6 +20,7 @@ from offbeat.live.job.launch import launch_all
 from offbeat.live.job.worker import Job
 from offbeat.report import folder
 from offbeat.report.table import Record
+from offbeat.runs.result import LiveRun
 
 live = pytest.mark.live
 
@@ -56,21 +57,27 @@ def test_the_demo_compares_ddp_with_the_five_papers_and_leaves_a_report(tmp_path
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
 
+@pytest.fixture(scope="module")
+def launched() -> tuple[list[LiveRun], list[int]]:
+    """Three jobs of one launch, and the numbers of those that were told of; processes take long to start."""
+    heard: list[int] = []
+    shared = Job(ob.eager(), ob.tasks.regression(), 20, delays=ob.delays.chronic(1, 0.5), compute_s=0.1, shared=True)
+    jobs = [*(Job(name, ob.tasks.regression(), 6, seed=3) for name in ("ddp", ob.allreduce())), shared]
+    return launch_all(jobs, 2, done=lambda number, run: heard.append(number)), heard
+
+
 @live
-def test_ddp_and_allreduce_end_with_the_same_weights() -> None:
-    task, heard = ob.tasks.regression(), list[int]()
-    jobs = [Job("ddp", task, 6, seed=3), Job(ob.allreduce(), task, 6, seed=3)]
-    ddp, ours = launch_all(jobs, 2, done=lambda number, run: heard.append(number))
+def test_ddp_and_allreduce_end_with_the_same_weights(launched: tuple[list[LiveRun], list[int]]) -> None:
+    (ddp, ours, _), heard = launched
     torch.testing.assert_close(ddp.final, ours.final)
     torch.testing.assert_close(ddp.losses, ours.losses)
     assert ddp.wire_bytes == 6 * 2 * 16 * 8  # steps × a ring of 2 × weights × float64
-    assert heard == [0, 1]
+    assert heard == [0, 1, 2]
 
 
 @live
-def test_of_a_shared_supply_a_fast_worker_takes_more() -> None:
-    late = ob.delays.chronic(1, 0.5)
-    (run,) = launch_all([Job(ob.eager(), ob.tasks.regression(), 20, delays=late, compute_s=0.1, shared=True)], 2)
+def test_of_a_shared_supply_a_fast_worker_takes_more(launched: tuple[list[LiveRun], list[int]]) -> None:
+    (_, _, run), _ = launched
     assert sum(run.gradients) == 40
     assert run.gradients[0] > run.gradients[1] > 0
 

@@ -35,7 +35,9 @@ class Job:
     args: tuple[Any, ...] = ()
     timeout_s: float = 300.0  # bounds a hang: from the start, or from the last note of a worker
     rank_0_hosts: bool = False
-    whole_end: bool = False  # let the interpreter end by itself: the rule for scripts, but it takes a second
+    # Let the interpreter end by itself: the rule for scripts, but it takes a second. Else one that has raised says so
+    # and runs its exit handlers, one that has returned does not even that; then the process is gone.
+    whole_end: bool = False
     left_behind: int | None = None  # a rank that will never end by itself; it is killed when the others have ended
     outlives_s: float = OUTLIVES_S
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import math
@@ -133,12 +134,25 @@ def _worker(job: Job, rank: int, port: int, place: Path) -> Callable[[], None]:
     os.dup2(stderr, 2)
 
     def work() -> None:
-        value = job.function(rank, *job.args)
+        try:
+            value = job.function(rank, *job.args)
+        except Exception:
+            if job.whole_end:
+                raise
+            _say_and_end()
         (place / f"{rank}.value").write_bytes(pickle.dumps(value))
         if not job.whole_end:
             os._exit(0)
 
     return work
+
+
+def _say_and_end() -> None:
+    """As the interpreter does it, but without taking itself down."""
+    sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()
+    sys.excepthook(*sys.exc_info())
+    atexit._run_exitfuncs()
+    os._exit(1)
 
 
 class _Running:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import offbeat as ob
 
+DEPENDS_ON_TIMING = {"decoupled", "eager", "ringmaster", "msync", "self_clocked", "wagma", "nonblocking", "ad_psgd"}
 IN_STEP: dict[str, ob.Strategy] = {
     str(s): s
     for s in (

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 
 import pytest
 import torch
 from torch import Tensor
 
 import offbeat as ob
-from tests.support.in_step import IN_STEP
+from tests.support.in_step import DEPENDS_ON_TIMING, IN_STEP
 from tests.support.scenarios import Call, Turns, in_turn, over
 
 pytestmark = pytest.mark.live
 
 STEPS = 12
-DEPENDS_ON_TIMING = {"decoupled", "eager", "ringmaster", "msync", "self_clocked", "wagma", "nonblocking", "ad_psgd"}
 # How many workers, whether some of their steps take longer, and which way their vectors go ("": whichever is best).
 Run = tuple[int, bool, str]
 RUNS: list[Run] = [(1, False, ""), (2, False, ""), (3, True, ""), (4, False, ""), (5, True, "")]
@@ -47,6 +47,11 @@ def is_told_by_the_simulator(name: str, run: Run) -> bool:
     return run[2] != "hosts" or IN_STEP[name].settings.get("codec") is None
 
 
+@cache
+def simulated(name: str, workers: int) -> ob.Run:
+    return ob.simulate(IN_STEP[name], task(), workers=workers, steps=STEPS)
+
+
 TABLE = [(name, run) for run in RUNS for name in IN_STEP if is_told_by_the_simulator(name, run)]
 Ran = dict[Run, Turns[str]]
 
@@ -69,11 +74,11 @@ def test_every_strategy_that_does_not_depend_on_timing_is_in_the_table() -> None
 
 @pytest.mark.parametrize(("name", "run"), TABLE, ids=lambda one: "-".join(map(str, one)) if type(one) is tuple else one)
 def test_live_weights_equal_simulated_ones(live: Ran, name: str, run: Run) -> None:
-    simulated = ob.simulate(IN_STEP[name], task(), workers=run[0], steps=STEPS)
+    there = simulated(name, run[0])
     before = torch.stack([before for before, _ in live[run][name]])
     after = torch.stack([after for _, after in live[run][name]])
-    assert (before - simulated.weights).abs().max() < 1e-9
-    assert (after - simulated.final).abs().max() < 1e-9
+    assert (before - there.weights).abs().max() < 1e-9
+    assert (after - there.final).abs().max() < 1e-9
 
 
 @pytest.mark.parametrize("name", IN_STEP)

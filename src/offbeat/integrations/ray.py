@@ -16,7 +16,7 @@ from offbeat.live.attached.attach import attach
 from offbeat.live.attached.optimizer import Attached
 from offbeat.method.strategy import Strategy
 
-AT_LEAST = "2.60"
+AT_LEAST = "2.51"
 
 
 def prepare(

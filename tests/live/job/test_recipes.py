@@ -86,10 +86,15 @@ def test_a_recipe_runs_with_two_processes(name: str, tmp_path: Path) -> None:
     script.write_text(RECIPES[name], encoding="utf-8")
     # The compiler starts processes of its own, which a fork is not made for. Rates are searched in the simulator.
     told = run(script) if name == "compiled" else quick(script, size=1 if name == "rates" else 2)
+    if name == "from_ddp":
+        assert torch.load(tmp_path / "model.pt", weights_only=True).keys() == {"weight", "bias"}
+        assert told.count("workers waited") == 2
     if name in ("slow_loader", "mixed_gpus"):
         assert "Rank 1 is chronically slow" in told
     if name == "uneven_lengths":
-        assert re.findall(r"\[(\d+), (\d+)\]", told), "how many samples each has used"
+        used = re.findall(r"\[(\d+), (\d+)\]", told)  # how many samples each has used, as each knows
+        assert len(used) == 2
+        assert all(int(number) > 0 for pair in used for number in pair)
     if name == "rates":
         found = re.findall(r"(\w+): (\S+) of the rate of all-reduce", told)
         assert {method for method, _ in found} == {"local_sgd", "self_clocked"}

@@ -10,11 +10,9 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 import types
 from dataclasses import fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -32,6 +30,8 @@ class HubApart:
     """The process, as rank 0 sees it."""
 
     def __init__(self, plan: Plan, size: int, entrance: Entrance) -> None:
+        import subprocess  # here and not above: the hub does not need it
+
         self.port = entrance.port
         descriptors = [listener.fileno() for listener in entrance.listeners]
         self._process = subprocess.Popen(
@@ -63,6 +63,8 @@ class HubApart:
             self._process.wait()
 
     def _wait(self, seconds: float) -> bool:
+        import subprocess
+
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -136,10 +138,10 @@ def handler(plan: Plan) -> Any:
 
 def main() -> None:
     """The process itself."""
-    package = Path(__file__).parents[2]
+    package = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
     for name in ("", ".live", ".live.partial", ".live.transport", ".topology", ".rounds", ".basics"):
         module = types.ModuleType(f"offbeat{name}")
-        module.__path__ = [str(package.joinpath(*name.split(".")))]
+        module.__path__ = [os.path.join(package, *name.split("."))]
         sys.modules[f"offbeat{name}"] = module
     from offbeat.live.transport.hub import Service
 
