@@ -11,7 +11,7 @@ import copy
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -61,6 +61,16 @@ def total(vectors: Iterable[Vec], slots: int) -> Slots:
     return out
 
 
+T = TypeVar("T")
+
+
+def twin(one: T) -> T:
+    """``copy.copy`` of a plain object, at a third of its cost: there are a million of them."""
+    made = object.__new__(type(one))
+    vars(made).update(vars(one))
+    return made
+
+
 @dataclass
 class Worker:
     """A worker as the protocol sees it: it computes, waits, or rests."""
@@ -96,22 +106,22 @@ class World:
 
     def fork(self) -> World:
         """A copy that goes its own way; what nobody writes to is shared."""
-        world = copy.copy(self)
-        referee = world.referee = copy.copy(self.referee)
+        world = twin(self)
+        referee = world.referee = twin(self.referee)
         for name, value in vars(self.referee).items():
             if isinstance(value, (list, set)):
-                setattr(referee, name, copy.copy(value))
+                setattr(referee, name, value.copy())
         referee._pool = copy.deepcopy(self.referee._pool)
         world.given = {key: dict(of) for key, of in self.given.items()}
         world.workers = []
         for w in self.workers:
-            one = copy.copy(w)
+            one = twin(w)
             one.got, one.says, one.hears = list(w.got), list(w.says), list(w.hears)
-            seat = one.seat = copy.copy(w.seat)
-            tray = seat.tray = copy.copy(w.seat.tray)
+            seat = one.seat = twin(w.seat)
+            tray = seat.tray = twin(w.seat.tray)
             tray.value, tray._since = tray.value and tray.value.clone(), tray._since and tray._since.clone()
             tray.pieces, tray.lost = list(tray.pieces), list(tray.lost)
-            seat.place, seat._results = copy.copy(seat.place), dict(seat._results)
+            seat.place, seat._results = twin(seat.place), dict(seat._results)
             world.workers.append(one)
         return world
 
