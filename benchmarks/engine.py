@@ -1,6 +1,6 @@
 """What bytes cost with real models: several workers on one GPU, or on the cores of one host.
 
-    python benchmarks/engine.py [--json FILE] [--repeats 3] [--only rounds,gpt,large,coded] [--workers 4] [--steps 25]
+    python benchmarks/engine.py [--json FILE] [--repeats 3] [--only rounds,gpt,large,coded] [--cases none,const,stalls]
 
 - rounds: one partial round (everybody there) of a vector on the device, beside torch's own Gloo all-reduce of it.
 - gpt, large: a GPT of 23 or 109 million parameters, AdamW, bf16 autocast on a GPU: wall time of a step over that of the
@@ -149,8 +149,8 @@ def _gpt_job(rank: int, size: str, case: str, steps: int, runs: list[tuple[str, 
     return out
 
 
-def gpt(report: Report, repeats: int, workers: int, steps: int, size: str) -> None:
-    for case in ("none", "const", "stalls"):
+def gpt(report: Report, repeats: int, workers: int, steps: int, size: str, cases: list[str]) -> None:
+    for case in cases:
         ratios: list[list[float]] = [[] for _ in RUNS]
         steps_ms: list[list[float]] = [[] for _ in RUNS]
         more: list[list[float]] = [[] for _ in RUNS]
@@ -222,6 +222,7 @@ def coded(report: Report, repeats: int, workers: int) -> None:
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--only", default="rounds,gpt")
+    parser.add_argument("--cases", default="none,const,stalls", help="of the GPTs")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=25)
     given = parser.parse_args()
@@ -230,7 +231,7 @@ def main() -> None:
         rounds(report, given.repeats, given.workers)
     for size in ("tiny", "gpt", "large"):
         if size in only:
-            gpt(report, given.repeats, given.workers, given.steps, size)
+            gpt(report, given.repeats, given.workers, given.steps, size, given.cases.split(","))
     if "coded" in only:
         coded(report, given.repeats, given.workers)
     report.close()

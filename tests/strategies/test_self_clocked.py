@@ -77,8 +77,9 @@ def test_more_than_a_few_send_at_most_half_of_what_ad_psgd_sends(workers: int, m
         (1, {"period": 1, "group": None, "pause": 0.0, "squares": 1}),
         (2, {"period": 1, "group": None, "pause": 0.0, "squares": 2}),
         (4, {"period": 1, "group": None, "pause": 0.0, "squares": 4}),
-        (5, {"period": 2, "group": 2, "pause": 1.0, "squares": 1}),
-        (9, {"period": 2, "group": 2, "pause": 1.0, "squares": 1}),
+        (5, {"period": 1, "group": 2, "pause": 1.0, "squares": 5}),
+        (9, {"period": 1, "group": 2, "pause": 1.0, "squares": 9}),
+        (18, {"period": 1, "group": 2, "pause": 1.0, "squares": 16}),
     ],
 )
 def test_what_is_left_out_is_what_suits_the_number_of_workers(workers: int, settings: dict[str, Any]) -> None:
