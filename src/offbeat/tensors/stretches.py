@@ -90,13 +90,19 @@ class CodedShare:
     ``x``: what it gives (None: nothing), read at once, and once more by ``keep``. ``place``: which member it is, in the
     order of the ranks. ``key`` is its own, and keys the draws of all that it codes here. ``messages``: what goes to
     each owner, in the order of the ranks, empty to itself; they lie side by side in ``sent``. None of one who gives
-    nothing.
+    nothing. ``yields``: ``x`` stays as it is until ``own_sum``, and may be written over from then on.
     """
 
     def __init__(
-        self, x: Vec | None, stretches: Stretches, place: int, key: tuple[int, ...], lost: Vec | None = None
+        self,
+        x: Vec | None,
+        stretches: Stretches,
+        place: int,
+        key: tuple[int, ...],
+        lost: Vec | None = None,
+        yields: bool = False,
     ) -> None:
-        self.place, self.stretches = place, stretches
+        self.place, self.stretches, self._yields = place, stretches, yields
         self._codec, self._key, self._target = stretches.codec, key, lost
         self._lost: list[Tensor] | None = None
         if lost is not None:
@@ -118,7 +124,8 @@ class CodedShare:
             for piece in self.stretches.pieces[owner]:
                 wanted = self._wanted(x, piece, scratch(piece))
                 if owner == self.place:
-                    self._own.append(wanted.clone())
+                    lies = self._yields and self._lost is None and wanted.dtype == x[piece.k].dtype
+                    self._own.append(wanted if lies else wanted.clone())
                 else:
                     self._code(wanted, piece, message)
 
@@ -147,7 +154,7 @@ class CodedShare:
             total, decoded, empty = scratch(piece), spare(piece), True
             for place, message in enumerate(messages):
                 if place == self.place and self._own:
-                    total = total.copy_(self._own[i]) if empty else total.add_(self._own[i])
+                    total = self._own[i] if empty else total.add_(self._own[i])
                 elif place != self.place and message is not None:
                     # Into the sum's own memory where it is the first: a pass less.
                     read = self._read(message, piece, total if empty else decoded)

@@ -135,7 +135,9 @@ class Across:
                 own, at = Vec([mine]), piece.starts[k] + a
                 lost = None if coding.lost is None else Vec([coding.lost[piece.of[k]][at : at + mine.numel()]])
                 key, stretches = (*coding.key, piece.of[k], at), Stretches(own, coding.codec, members)
-                sums.append(TwoPhases(CodedShare(own if there else None, stretches, self._place, key, lost), group))
+                sums.append(
+                    TwoPhases(CodedShare(own if there else None, stretches, self._place, key, lost, yields=True), group)
+                )
             under_way.append((begun, sums, [one.to_owners() for one in sums]))
         self._waiter.wait([told], what)
         gives, answered = [coding.gives(records, house) for house in self.houses], list[list[Work]]()

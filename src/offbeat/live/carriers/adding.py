@@ -64,6 +64,9 @@ def add_in_place(mine: Tensor, terms: Sequence[Tensor], lo: int, hi: int, hands:
 
 
 def _add_in_place(mine: Tensor, terms: Sequence[Tensor], lo: int, hi: int) -> None:
+    if len(terms) == 2:  # a + b has the bits of b + a
+        mine[lo:hi].add_(next(term for term in terms if term.data_ptr() != mine.data_ptr())[lo:hi])
+        return
     chunk = max(hi - lo, 1) if mine.is_cuda else CHUNK * max(1, torch.get_num_threads())
     scratch = torch.empty(min(chunk, hi - lo), dtype=mine.dtype, device=mine.device)
     for a in range(lo, hi, chunk):
