@@ -34,7 +34,8 @@ from offbeat.tensors.codec import Codec
 from offbeat.tensors.stretches import CodedShare, Stretches
 from offbeat.tensors.vector import Vec, wide
 
-CHUNK = 1 << 20  # numbers on the wire at a time
+CHUNK = 1 << 19  # numbers on the wire at a time: fewer leave sooner, but each message has a price of its own
+MESSAGE_BYTES, MOST = 1 << 20, 4  # so long a coded chunk should be, which may hold so many times more numbers
 SUMS = "the other hosts' sums"
 
 
@@ -98,8 +99,8 @@ class Across:
     def total(self, tensors: Sequence[Tensor], what: str) -> None:
         """Let each of these be the sum of everybody's."""
         under_way = list[tuple[Begun, list[Work]]]()
-        for piece in self._cut(tensors):
-            begun, works = self._begin(piece.tensors, what), list[Work]()
+        for piece in self._cut(tensors, CHUNK):
+            begun, works = self._begin(piece.tensors, what, CHUNK), list[Work]()
             for _, mine in begun.chunks:
                 if self._group is not None:
                     works.append(self._group.all_reduce(mine))
@@ -112,7 +113,7 @@ class Across:
         """The same, coded between hosts. The ``record`` of who gives what is summed beside them, and not coded."""
         self.has_coded = True
         # The second is for the sum of the records: when one port has made it, another may still read the members'.
-        told = self._begin([record, torch.zeros_like(record)], what, adds=False)
+        told = self._begin([record, torch.zeros_like(record)], what)
         own_record, records = told.mine
         if self._port < self._ports:
             everyones = [own_record] if told.laid is None else [views[0] for views in told.laid.views.everyones()]
@@ -120,7 +121,8 @@ class Across:
         if self._group is not None:
             self._code(tensors, records, coding, self._group, what)
         else:
-            for begun in [self._begin(piece.tensors, what) for piece in self._cut(tensors)]:
+            chunk = _coded_chunk(coding.codec)
+            for begun in [self._begin(piece.tensors, what, chunk) for piece in self._cut(tensors, chunk)]:
                 self._collect(begun, what)
         self._hand_out(told, what, [(record, -1)])
 
@@ -128,9 +130,9 @@ class Across:
         """Let these be the coded sums of all hosts': while one chunk is on the wire, another is coded."""
         there, members = coding.gives(records, self.houses[self._place]), len(self.houses)
         told = group.all_reduce(records)
-        under_way = list[tuple[Begun, list[TwoPhases], list[Work]]]()
-        for piece in self._cut(tensors):
-            begun, sums = self._begin(piece.tensors, what), list[TwoPhases]()
+        under_way, chunk = list[tuple[Begun, list[TwoPhases], list[Work]]](), _coded_chunk(coding.codec)
+        for piece in self._cut(tensors, chunk):
+            begun, sums = self._begin(piece.tensors, what, chunk), list[TwoPhases]()
             for (k, a), mine in begun.chunks:
                 own, at = Vec([mine]), piece.starts[k] + a
                 lost = None if coding.lost is None else Vec([coding.lost[piece.of[k]][at : at + mine.numel()]])
@@ -150,9 +152,9 @@ class Across:
                 one.result(Vec([mine]))
             self._collect(begun, what)
 
-    def _cut(self, tensors: Sequence[Tensor]) -> list[Cutting]:
+    def _cut(self, tensors: Sequence[Tensor], chunk: int) -> list[Cutting]:
         """Pieces that go one after the other: while one is on the wire, the next is laid down and added up."""
-        longest = CHUNK * self._ports
+        longest = chunk * self._ports
         if sum(t.numel() for t in tensors) <= longest:
             return [Cutting(list(tensors), list(range(len(tensors))), [0] * len(tensors))]
         return [
@@ -163,8 +165,8 @@ class Across:
 
     # Inside the host.
 
-    def _begin(self, tensors: Sequence[Tensor], what: str, adds: bool = True) -> Begun:
-        """Lay these down, and add up my stretch of what all of this host have laid."""
+    def _begin(self, tensors: Sequence[Tensor], what: str, chunk: int = 0) -> Begun:
+        """Lay these down, and add up my stretch of what all of this host have laid, if a ``chunk`` has a length."""
         laid, commons = None, self._commons
         if commons is None:
             mine = [t.to(wide(t.dtype)) for t in tensors]
@@ -173,10 +175,10 @@ class Across:
             self._waiter.wait([laid.have(LAID, commons.others)], what)
             mine = laid.views.of(commons.me)
         begun = Begun(tensors, laid, mine, [])
-        for k, tensor in enumerate(mine if adds else ()):
+        for k, tensor in enumerate(mine if chunk else ()):
             lo, hi = stretch(tensor.numel(), self._port, self._ports) if self._port < self._ports else (0, 0)
-            for a in range(lo, hi, CHUNK):
-                b = min(a + CHUNK, hi)
+            for a in range(lo, hi, chunk):
+                b = min(a + chunk, hi)
                 if laid is not None and commons is not None:
                     add_in_place(tensor, [views[k] for views in laid.views.everyones()], a, b, commons.hands)
                     commons.settle()
@@ -216,6 +218,11 @@ class Across:
         if self._commons is not None:
             self._commons.close(together)
             self._commons = None
+
+
+def _coded_chunk(codec: Codec) -> int:
+    """The numbers of a chunk, of which not too little is left when it has been coded."""
+    return CHUNK * min(MOST, -(-MESSAGE_BYTES // max(codec.message_bytes(CHUNK, 4), 1)))
 
 
 def across(
