@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from functools import cache
 
 import pytest
 import torch
@@ -44,38 +44,32 @@ def train(rank: int, device: str, name: str) -> tuple[Tensor, int, int]:
 
 
 Told = tuple[Tensor, int, int]
-Ran = dict[str, dict[str, list[Told]]]
 
 
-def all_of_them(rank: int, device: str, folder: str) -> None:
-    store = FileStore(f"{folder}/{device}", 4)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=4)
-    torch.save({name: train(rank, device, name) for name in METHODS}, f"{folder}/{device}-{rank}")
+def one_of_them(rank: int, device: str, name: str, folder: str) -> None:
+    dist.init_process_group("gloo", store=FileStore(f"{folder}/store", 4), rank=rank, world_size=4)
+    torch.save(train(rank, device, name), f"{folder}/{rank}")
 
 
-@pytest.fixture(scope="module")
-def ran() -> Iterator[Ran]:
-    """In processes of their own: in forked ones CUDA and FSDP2 together end in a fault of the memory."""
+@cache
+def ended(device: str, name: str) -> list[Told]:
+    """In processes of their own, for each method: in forked ones CUDA and FSDP2 together ended by signal 11."""
     with tempfile.TemporaryDirectory() as folder:
-        ends: Ran = {}
-        for device in ("cpu", "cuda"):
-            spawn(all_of_them, (device, folder), nprocs=4)
-            told = [torch.load(f"{folder}/{device}-{rank}") for rank in range(4)]
-            ends[device] = {name: [one[name] for one in told] for name in METHODS}
-        yield ends
+        spawn(one_of_them, (device, name, folder), nprocs=4)
+        return [torch.load(f"{folder}/{rank}") for rank in range(4)]
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_all_islands_on_a_gpu_end_with_one_model(ran: Ran, name: str) -> None:
-    everyone = ran["cuda"][name]
+def test_all_islands_on_a_gpu_end_with_one_model(name: str) -> None:
+    everyone = ended("cuda", name)
     assert all(torch.equal(one, everyone[0][0]) for one, _, _ in everyone)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_rank_holds_its_shard_alone(ran: Ran, name: str) -> None:
-    assert all(held <= 0.6 * whole for _, held, whole in ran["cuda"][name])
+def test_a_rank_holds_its_shard_alone(name: str) -> None:
+    assert all(held <= 0.6 * whole for _, held, whole in ended("cuda", name))
 
 
 @pytest.mark.parametrize("name", IN_STEP)
-def test_islands_on_a_gpu_end_where_those_on_cpus_do(ran: Ran, name: str) -> None:
-    assert (ran["cuda"][name][0][0] - ran["cpu"][name][0][0]).abs().max() < 1e-9
+def test_islands_on_a_gpu_end_where_those_on_cpus_do(name: str) -> None:
+    assert (ended("cuda", name)[0][0] - ended("cpu", name)[0][0]).abs().max() < 1e-9
