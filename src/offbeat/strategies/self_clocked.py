@@ -54,7 +54,7 @@ PAPER = Paper(
         "no exchange takes longer than the period: outer_momentum changes nothing",
         "nobody waits, unless a bound makes it",
     ),
-    confidence="a method of this project; its defaults come from a study of four small tasks in virtual time (docs/choosing.md)",
+    confidence="a method of this project; its defaults come from a study of three small tasks (docs/choosing.md)",
 )
 
 MEASURED = 25  # takings, after which a period by spread begins to move
