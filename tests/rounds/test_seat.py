@@ -313,12 +313,12 @@ def test_in_all_orders_a_round_of_those_who_are_there_has_nobody_else_and_keeps_
     assert alone, "the last who trains has nobody to wait for"
 
 
-@pytest.mark.parametrize("late", [0, 1])
-def test_in_all_orders_who_has_rounds_of_its_own_counts_them_by_itself(late: int) -> None:
-    for world in endings(Rules(waiting.first, "shared", late=late, good_for=math.inf, pool=1), (2, 2)):
+@pytest.mark.parametrize(("late", "steps"), [(0, (2, 2)), (1, (2, 1))])
+def test_in_all_orders_who_has_rounds_of_its_own_counts_them_by_itself(late: int, steps: tuple[int, int]) -> None:
+    for world in endings(Rules(waiting.first, "shared", late=late, good_for=math.inf, pool=1), steps):
         assert [w.phase for w in world.workers] == ["over"] * 2, "nobody waits for ever"
-        assert [w.seat.results for w in world.workers] == [2, 2]
-        assert world.referee.started == 4
+        assert [w.seat.results for w in world.workers] == list(steps)
+        assert world.referee.started == sum(steps)
 
 
 def test_in_all_orders_what_is_dropped_is_counted() -> None:

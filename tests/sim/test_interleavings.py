@@ -1,4 +1,6 @@
-"""Every order of arrivals of three workers, and thousands of random ones of up to nine: nothing hangs, nothing is lost.
+"""Every order of arrivals of three workers, and a thousand random ones of up to nine: nothing hangs, nothing is lost.
+
+``OFFBEAT_STRESS=full`` draws three times as many.
 
 For eager-SGD a worker's gradient is 1 in the slot of (rank, step); after a run each slot must hold exactly 1/P on every
 worker. Whole runs of WAGMA-SGD are compared with a second, slow simulator. And the trace says what happened.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import os
 import random
 from collections.abc import Callable
 from itertools import permutations
@@ -126,12 +129,15 @@ def random_end(draw: random.Random) -> dict[str, Any]:
     return draw.choice([{"steps": draw.randrange(8)}, {"samples": draw.randrange(HORIZON)}])
 
 
+THOUSANDS = 3 if os.environ.get("OFFBEAT_STRESS") == "full" else 1
+
+
 def random_network(draw: random.Random) -> ob.Network:
     return ob.Network(latency_s=draw.choice([0.0, 1e-4, 0.01, 0.05]))
 
 
-def test_thousands_of_random_schedules_of_eager_conserve_every_gradient() -> None:
-    for seed in range(3000):
+def test_random_schedules_of_eager_conserve_every_gradient() -> None:
+    for seed in range(1000 * THOUSANDS):
         draw = random.Random(seed)
         (strategy, bound), workers = random_eager(draw), draw.randint(1, 9)
         how: dict[str, Any] = random_end(draw) | {"network": random_network(draw), "compute_s": random_times(draw)}
@@ -141,8 +147,8 @@ def test_thousands_of_random_schedules_of_eager_conserve_every_gradient() -> Non
             assert all(s <= bound for r in run.trace.rounds for s in r.staleness.values()), (seed, str(strategy))
 
 
-def test_thousands_of_random_schedules_of_wagma_end_within_their_bound() -> None:
-    for seed in range(2500):
+def test_random_schedules_of_wagma_end_within_their_bound() -> None:
+    for seed in range(1000 * THOUSANDS):
         draw = random.Random(seed)
         workers, late, bound = draw.randint(1, 9), draw.choice([0, 0, 1]), draw.choice([None, 1, 2, 4])
         how: dict[str, Any] = {"tau": draw.choice([None, 1, 3, 10])} if not bound else {}
