@@ -28,7 +28,7 @@ METHODS = {**IN_STEP, **{str(s): s for s in (ob.self_clocked(), ob.eager(late=1)
 
 
 def train(rank: int, device: str, name: str) -> tuple[Tensor, int, int]:
-    """The weights, and how many numbers of how many this rank holds."""
+    """My shard, and how many numbers of how many that is. (Putting shards together is a collective of torch's own.)"""
     work = islands.task()
     model = work.build(0).to(device)
     whole = sum(p.numel() for p in model.parameters())
@@ -39,8 +39,8 @@ def train(rank: int, device: str, name: str) -> tuple[Tensor, int, int]:
         work.value(model, tuple(part.to(device) for part in work.take(rank, step))).backward()
         optimizer.step()
     optimizer.finish()
-    held = sum(p.to_local().numel() for p in model.parameters())  # type: ignore[attr-defined]
-    return islands.weights(model).cpu(), held, whole
+    shard = torch.cat([p.to_local().detach().reshape(-1).cpu() for p in model.parameters()])  # type: ignore[attr-defined]
+    return shard, shard.numel(), whole
 
 
 Told = tuple[Tensor, int, int]
@@ -53,7 +53,7 @@ def one_of_them(rank: int, device: str, name: str, folder: str) -> None:
 
 @cache
 def ended(device: str, name: str) -> list[Told]:
-    """In processes of their own, for each method: in forked ones CUDA and FSDP2 together ended by signal 11."""
+    """In processes of their own, for each method: forked ones ended by signal 11."""
     with tempfile.TemporaryDirectory() as folder:
         spawn(one_of_them, (device, name, folder), nprocs=4)
         return [torch.load(f"{folder}/{rank}") for rank in range(4)]
@@ -61,8 +61,8 @@ def ended(device: str, name: str) -> list[Told]:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_all_islands_on_a_gpu_end_with_one_model(name: str) -> None:
-    everyone = ended("cuda", name)
-    assert all(torch.equal(one, everyone[0][0]) for one, _, _ in everyone)
+    shards = [shard for shard, _, _ in ended("cuda", name)]
+    assert all(torch.equal(one, other) for one, other in zip(shards[: islands.OF], shards[islands.OF :], strict=True))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -72,4 +72,5 @@ def test_a_rank_holds_its_shard_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", IN_STEP)
 def test_islands_on_a_gpu_end_where_those_on_cpus_do(name: str) -> None:
-    assert (ended("cuda", name)[0][0] - ended("cpu", name)[0][0]).abs().max() < 1e-9
+    for (there, _, _), (here, _, _) in zip(ended("cuda", name), ended("cpu", name), strict=True):
+        assert (there - here).abs().max() < 1e-9
