@@ -95,7 +95,7 @@ def dasgd(
             A = mixed if Q is None else mem.A.add_(mixed)
             if merge == "correct":
                 assert sent is not None
-                w.add_(sent.mul_(-1.0).add_(mixed))  # nobody needs it any more
+                w.add_(sent.taken_from_(mixed))  # nobody needs it any more
             else:
                 w.mul_(xi).add_(A, alpha=1 - xi)
             await moments_too.averaged(everyone(0))
