@@ -34,11 +34,12 @@ def vector(rank: int, number: int, lengths: tuple[int, ...]) -> list[Tensor]:
     return [torch.randn(n, generator=draw, dtype=(torch.float32, torch.float64)[k]) for k, n in enumerate(lengths)]
 
 
-def summed(rank: int, homes: tuple[int, ...], with_transport: object) -> dict[str, list[list[Tensor]]]:
+def summed(rank: int, homes: tuple[int, ...], with_transport: object, chunk: int) -> dict[str, list[list[Tensor]]]:
     """For each kind of vector, what this rank has of every sum, one after the other."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(hosts.NAME, f"host {homes[rank]}")
-        patch.setattr(across, "CHUNK", 1 << 14)
+        patch.setattr(across, "CHUNK", chunk)  # so short that vectors go in several pieces
+        patch.setattr(across, "MOST", 1)
         return used(rank, with_transport)
 
 
@@ -87,12 +88,12 @@ def coded_sums(rank: int, transport: Transport) -> dict[str, list[list[Tensor]]]
 
 @scenario(SIZE)
 def in_all_houses(rank: int) -> dict[str, dict[str, list[list[Tensor]]]]:
-    return {name: summed(rank, homes, plain_sums) for name, homes in HOUSES.items()}
+    return {name: summed(rank, homes, plain_sums, 1 << 14) for name, homes in HOUSES.items()}
 
 
 @scenario(SIZE)
 def coded_in_all_houses(rank: int) -> dict[str, dict[str, list[list[Tensor]]]]:
-    return {name: summed(rank, homes, coded_sums) for name, homes in HOUSES.items()}
+    return {name: summed(rank, homes, coded_sums, 1 << 9) for name, homes in HOUSES.items()}
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
