@@ -23,6 +23,8 @@ copy of the model on the wire) is free, or takes 0.5, 2 or 8 median steps. SGD w
   for 200 median steps, digits with momentum for 100.
 * *grace*: digits, 32 workers, 100 median steps, a message takes half a step; log-normal times with AdamW, one in 16
   slow for good with momentum: what a grace window does to the loss.
+* *coded*: the cells of *first* with 8 or 32 workers, some of which are slow for good. The rivals that were best or
+  second best in a cell of *first*, and can be coded, with the codec that self_clocked has between hosts.
 """
 
 from __future__ import annotations
@@ -70,18 +72,18 @@ RIVALS = {
 DEFAULT = "self-clocked"
 OURS = {
     DEFAULT: ob.self_clocked(),
-    "self-clocked period 2 squares 1": ob.self_clocked(period=2, squares=1),
-    "self-clocked squares 1": ob.self_clocked(squares=1),
-    "self-clocked squares 4": ob.self_clocked(squares=4),
-    "self-clocked period 2 squares 1 pause 0": ob.self_clocked(period=2, pause=0.0, squares=1),
-    "self-clocked spread squares 1": ob.self_clocked("spread", squares=1),
-    "self-clocked by a schedule period 2 squares 1": ob.self_clocked(2, meet="all", pause=0.0, squares=1),
+    "self-clocked period 2 squares 1": ob.self_clocked(period=2, squares=1, codec=None),
+    "self-clocked squares 1": ob.self_clocked(squares=1, codec=None),
+    "self-clocked squares 4": ob.self_clocked(squares=4, codec=None),
+    "self-clocked period 2 squares 1 pause 0": ob.self_clocked(period=2, pause=0.0, squares=1, codec=None),
+    "self-clocked spread squares 1": ob.self_clocked("spread", squares=1, codec=None),
+    "self-clocked by a schedule period 2 squares 1": ob.self_clocked(2, meet="all", pause=0.0, squares=1, codec=None),
 }
 AS_FEW, AS_MANY = "self-clocked as few", "self-clocked as many"
 SETTINGS = {  # squares beyond the number of workers count as so many
-    AS_FEW: ob.self_clocked(period=1, group=None, pause=0.0, squares=1024),
-    AS_MANY: ob.self_clocked(period=1, group=2, pause=1.0, squares=16),
-    "self-clocked outer momentum": ob.self_clocked(outer_momentum=0.4),
+    AS_FEW: ob.self_clocked(period=1, group=None, pause=0.0, squares=1024, codec=None),
+    AS_MANY: ob.self_clocked(period=1, group=2, pause=1.0, squares=16, codec=None),
+    "self-clocked outer momentum": ob.self_clocked(outer_momentum=0.4, codec=None),
 }
 GRACE = {
     "eager 1/2, grace": ob.eager(wait=0.5, sync="bounded", staleness=20, grace="auto"),
@@ -90,8 +92,19 @@ GRACE = {
     ),
     "Decoupled, grace": ob.decoupled(grace="auto"),
 }
+INT8 = ob.codec.int8()
+CODED = {
+    "local SGD 8, int8": ob.local_sgd(8, codec=INT8),
+    "DaSGD 8/4 correct, int8": ob.dasgd(8, 4, merge="correct", codec=INT8),
+    "SGP, int8": ob.sgp(codec=INT8),
+    "WAGMA 1/8 pairs correct, int8": ob.wagma(
+        wait=0.125, group=2, merge="correct", sync="bounded", staleness=20, codec=INT8
+    ),
+}
+UNCODED = "self-clocked uncoded"
 Ends = Literal["time", "samples"]
-METHODS = {**RIVALS, **OURS, **SETTINGS, **GRACE}
+METHODS = {**RIVALS, **OURS, **SETTINGS, **GRACE, **CODED, UNCODED: ob.self_clocked(codec=None)}
+CHRONIC = ("bytedance-ar", "async-diloco")
 AMONG_TWO_BEST = ("local SGD 8", "DaSGD 8/4 correct", "AD-PSGD", "SGP", "WAGMA 1/8 pairs correct", "Ringmaster")
 BEST_OF_128 = ("local SGD 8", "DaSGD 8/4 correct", "WAGMA 1/8 pairs correct")
 
@@ -180,4 +193,9 @@ def grace() -> Design:
     return Design(cells, (*without.values(), *GRACE), without)
 
 
-DESIGNS = {made.__name__: made for made in (first, fashion, verses, thousand, samples, few, grace)}
+def coded() -> Design:
+    cells = [cell for cell in first().cells if cell.times in CHRONIC and cell.workers <= 32]
+    return Design(cells, (*CODED, UNCODED, DEFAULT), {DEFAULT: UNCODED})
+
+
+DESIGNS = {made.__name__: made for made in (first, fashion, verses, thousand, samples, few, grace, coded)}

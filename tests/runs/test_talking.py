@@ -46,7 +46,9 @@ def test_a_simulated_run_counts_what_really_happened() -> None:
 
 def test_on_a_thin_network_steps_find_their_exchange_under_way() -> None:
     thin = ob.Network(bandwidth_Bps=8e6)  # a copy of the model takes five steps
-    ran = ob.simulate(ob.self_clocked(period=1, pause=0.0), None, 2, 40, compute_s=0.1, network=thin, spans=True)
+    ran = ob.simulate(
+        ob.self_clocked(period=1, pause=0.0, codec=None), None, 2, 40, compute_s=0.1, network=thin, spans=True
+    )
     for one in ran.talking:
         assert one.exchanges + one.underway == 40, "after every step it talked, or found that it could not"
         assert one.underway > one.exchanges > 1

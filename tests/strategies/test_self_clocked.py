@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 import offbeat as ob
 
 STEPS, TASK = 24, ob.tasks.regression()
+INT8 = ob.codec.int8()
 FREE = ob.Network(0.0, float("inf"))
 
 
@@ -22,7 +24,7 @@ def run(strategy: ob.Strategy, workers: int, **how: Any) -> ob.Run:
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 @pytest.mark.parametrize("period", [1, 2, 4])
 def test_where_all_wait_for_all_it_is_local_sgd_with_that_period(workers: int, period: int) -> None:
-    mine = run(ob.self_clocked(period, None, "everyone", late=0), workers)
+    mine = run(ob.self_clocked(period, None, "everyone", late=0, codec=None), workers)
     torch.testing.assert_close(mine.final, run(ob.local_sgd(period), workers).final, rtol=1e-12, atol=1e-12)
 
 
@@ -74,12 +76,12 @@ def test_more_than_a_few_send_at_most_half_of_what_ad_psgd_sends(workers: int, m
 @pytest.mark.parametrize(
     ("workers", "settings"),
     [
-        (1, {"period": 1, "group": None, "pause": 0.0, "squares": 1}),
-        (2, {"period": 1, "group": None, "pause": 0.0, "squares": 2}),
-        (4, {"period": 1, "group": None, "pause": 0.0, "squares": 4}),
-        (5, {"period": 1, "group": 2, "pause": 1.0, "squares": 5}),
-        (9, {"period": 1, "group": 2, "pause": 1.0, "squares": 9}),
-        (18, {"period": 1, "group": 2, "pause": 1.0, "squares": 16}),
+        (1, {"period": 1, "group": None, "pause": 0.0, "squares": 1, "codec": None}),
+        (2, {"period": 1, "group": None, "pause": 0.0, "squares": 2, "codec": INT8}),
+        (4, {"period": 1, "group": None, "pause": 0.0, "squares": 4, "codec": INT8}),
+        (5, {"period": 1, "group": 2, "pause": 1.0, "squares": 5, "codec": INT8}),
+        (9, {"period": 1, "group": 2, "pause": 1.0, "squares": 9, "codec": INT8}),
+        (18, {"period": 1, "group": 2, "pause": 1.0, "squares": 16, "codec": INT8}),
     ],
 )
 def test_what_is_left_out_is_what_suits_the_number_of_workers(workers: int, settings: dict[str, Any]) -> None:
@@ -90,6 +92,22 @@ def test_what_is_left_out_is_what_suits_the_number_of_workers(workers: int, sett
         for s in (ob.self_clocked(), ob.self_clocked(**settings))
     ]
     assert torch.equal(of_all[0].weights, of_all[1].weights)
+
+
+@pytest.mark.parametrize(("hosts", "codec"), [(1, None), (2, INT8), (None, INT8)])
+@pytest.mark.parametrize("workers", [2, 6])
+def test_only_what_leaves_a_host_is_coded(workers: int, hosts: int | None, codec: ob.codec.Codec | None) -> None:
+    network = ob.Network(0.1, 1e3, hosts=hosts)
+    runs = [run(s, workers, network=network) for s in (ob.self_clocked(), ob.self_clocked(codec=codec))]
+    assert torch.equal(runs[0].weights, runs[1].weights)
+    assert runs[0].wire_bytes == runs[1].wire_bytes > 0
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_replay_codes_what_the_run_has_coded(hosts: int, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"network": ob.Network(hosts=hosts), "compute_s": ob.delays.lognormal(1.0, 0.5)}
+    ran = run(ob.self_clocked(), 6, record=tmp_path, **how)
+    assert torch.equal(ran.final, ob.replay(tmp_path, TASK).final)
 
 
 @pytest.mark.parametrize(("group", "workers"), [(2, 8), (3, 8), (3, 7)])
@@ -129,7 +147,7 @@ def test_the_mean_of_all_moves_by_their_own_steps_alone(group: int | None, late:
     """On a slope every step is the same wherever it is taken: the mean must have moved by all of them."""
     task = slope()
     ran = ob.simulate(
-        ob.self_clocked(2, group, "first", late),
+        ob.self_clocked(2, group, "first", late, codec=None),
         task,
         5,
         STEPS,
@@ -151,7 +169,7 @@ def test_outer_momentum_goes_on_in_the_direction_of_the_way_since_the_taking_bef
         if step in (5, 9, 13, 17, 21):
             u, way = beta * u + way - left, way + beta * u
             left = way
-    strategy = ob.self_clocked(1, None, "everyone", pause=0.0, outer_momentum=0.4)
+    strategy = ob.self_clocked(1, None, "everyone", pause=0.0, codec=None, outer_momentum=0.4)
     ran = ob.simulate(strategy, slope(), 4, steps, network=ob.Network(3.5 / 8, float("inf")), compute_s=1.0)
     assert way < -0.1 * steps - 0.5
     torch.testing.assert_close(ran.final, torch.full_like(ran.final, way), rtol=1e-12, atol=1e-12)

@@ -23,7 +23,8 @@ class Replica:
 
     ``x`` are the weights, ``model`` the weights together with floating buffers (such as BatchNorm statistics): both
     are the live memory of the model, so ``me.x.copy_(…)`` changes it. ``horizon`` is the number of steps of the run
-    where that is known; ``parameters`` how many the weights consist of, where gradients say which of them they used;
+    where that is known; ``hosts``, on how many the workers are; ``parameters``, how many the weights consist of, where
+    gradients say which of them they used;
     ``slots``: where each of them lies, ``sizes``: the bytes of each, which may be more than what lies here. ``whole``:
     where this is a shard of a model, what makes sums over it sums over all of the model; ``held``: what of a tensor
     lies here.
@@ -47,8 +48,9 @@ class Replica:
         sizes: Sequence[int] = (),
         whole: Callable[[Vec], Vec] = lambda v: v,
         held: Callable[[Any], Tensor] = lambda tensor: tensor,
+        hosts: int = 1,
     ) -> None:
-        self.rank, self.size, self.seed, self.horizon = rank, size, seed, horizon
+        self.rank, self.size, self.seed, self.horizon, self.hosts = rank, size, seed, horizon, hosts
         self.x, self.parameters = x, parameters
         self.model = pack(x, buffers) if buffers.parts else x
         self.t = 0
@@ -140,6 +142,7 @@ class Replica:
         micro_batches: int | None = None,
         samples_used: Sequence[int] | None = None,
         talking: Talking | None = None,
+        coded: str | None = None,
     ) -> None:
         """Tell whoever looks how the run goes (``Reported``); what is left out stays as it was told last."""
         told = self.reported
@@ -149,6 +152,7 @@ class Replica:
             micro_batches=told.micro_batches if micro_batches is None else micro_batches,
             samples_used=told.samples_used if samples_used is None else tuple(samples_used),
             talking=told.talking if talking is None else talking,
+            coded=told.coded if coded is None else coded,
         )
 
 

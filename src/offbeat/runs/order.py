@@ -62,6 +62,7 @@ class About:
     model: str  # a digest of the weights it began with
     task: str = ""  # its name, if one was given
     cannot: str = ""  # why this run cannot be replayed, if it cannot
+    hosts: int = 1  # that the workers were on
 
 
 @dataclass(frozen=True)

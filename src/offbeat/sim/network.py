@@ -23,11 +23,15 @@ class Network:
     - all-gather of messages of m bytes: P − 1 rounds along the ring, one message a round.
     - broadcast: down a binary tree, ⌈log₂ P⌉ messages one after the other.
     - point to point: a worker's messages leave one after the other through its own port.
+
+    ``hosts``: on how many hosts the workers are, which some methods ask; if nothing is said, each is on its own. It
+    changes no price.
     """
 
     latency_s: PerLink = 50e-6
     bandwidth_Bps: PerLink = 1.25e9
     algorithm: Algorithm = "ring"
+    hosts: int | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.latency_s) and not self.latency_s >= 0:
@@ -36,6 +40,8 @@ class Network:
             raise ValueError(f"a bandwidth of {self.bandwidth_Bps!r} bytes/s carries nothing; use a number above 0")
         if self.algorithm not in ("ring", "halving_doubling"):
             raise ValueError(f"no all-reduce is called {self.algorithm!r}; use 'ring' or 'halving_doubling'")
+        if self.hosts is not None and not self.hosts >= 1:
+            raise ValueError(f"workers cannot be on {self.hosts!r} hosts; use 1 or more, or leave it out")
 
     def latency(self, source: int, target: int) -> float:
         return self.latency_s(source, target) if callable(self.latency_s) else self.latency_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -84,7 +84,7 @@ def simulate(
         for own, taken in zip(told, run.gradients, strict=True):
             own.gradients = taken
         model = digest(p for p in task.build(seed).parameters() if p.requires_grad)
-        about = About(str(strategy), strategy.written(), workers, seed, steps, model, task.name)
+        about = About(str(strategy), strategy.written(), workers, seed, steps, model, task.name, hosts=scene.hosts)
         Order(about, tuple(told), sampled(run.final)).write(Path(record))
     return run
 
@@ -102,7 +102,7 @@ def replay(
         about.steps,
         delays_.bind(compute_s, seed=about.seed, workers=about.workers, what="compute_s"),
         delays_.bind(None, seed=about.seed, workers=about.workers, what="delays"),
-        network or Network(),
+        replace(network or Network(), hosts=about.hosts),
     )
 
     def more(rank: int, taken: int, now_s: float) -> bool:
@@ -132,6 +132,10 @@ class _Scene:
     network: Network
     parameters: int = 0
 
+    @property
+    def hosts(self) -> int:
+        return self.workers if self.network.hosts is None else min(self.network.hosts, self.workers)
+
 
 def _run(
     scene: _Scene,
@@ -145,7 +149,7 @@ def _run(
     strategy, task, workers, seed = scene.strategy, scene.task, scene.workers, scene.seed
     trace = Trace(keep_spans=spans, keep_rounds=rounds)
     fleet = Fleet(task, workers, seed) if task is not None else None
-    replicas = [_replica(fleet, rank, workers, seed, scene.steps, scene.parameters) for rank in range(workers)]
+    replicas = [_replica(fleet, rank, scene) for rank in range(workers)]
     retired: dict[int, Vec] = {}
     observer = Observer(fleet, replicas, trace, gradients) if fleet and spans else None
     seen = observer or fleet
@@ -209,9 +213,11 @@ def _evaluated(task: Task, model: nn.Module, seed: int) -> dict[str, float]:
     return dict(task.evaluate(model))
 
 
-def _replica(fleet: Fleet | None, rank: int, size: int, seed: int, steps: int | None, parameters: int) -> Replica:
+def _replica(fleet: Fleet | None, rank: int, scene: _Scene) -> Replica:
+    size, seed, steps, hosts = scene.workers, scene.seed, scene.steps, scene.hosts
     if fleet is None:
-        return Replica(rank, size, Vec((), 4 * parameters), Vec(()), lambda g: None, list, seed, steps)
+        phantom = Vec((), 4 * scene.parameters)
+        return Replica(rank, size, phantom, Vec(()), lambda g: None, list, seed, steps, hosts=hosts)
     return Replica(
         rank,
         size,
@@ -224,6 +230,7 @@ def _replica(fleet: Fleet | None, rank: int, size: int, seed: int, steps: int | 
         lambda: fleet.tick(rank),
         states=lambda: fleet.states(rank),
         slots=fleet.layout.slots,
+        hosts=hosts,
     )
 
 

@@ -27,8 +27,9 @@ class NoRecorder:
         seed: int,
         steps: int | None,
         unknown: Mapping[str, object],
+        hosts: int,
     ) -> None:
-        """The run begins with these weights; ``unknown`` to a Task is how else it was attached."""
+        """The run begins with these weights, on so many hosts; ``unknown`` to a Task is how else it was attached."""
 
     def follow(self) -> None:
         """Another rank of this one's island keeps the record."""
@@ -70,11 +71,12 @@ class Recorder(NoRecorder):
         seed: int,
         steps: int | None,
         unknown: Mapping[str, object],
+        hosts: int,
     ) -> None:
         said = [f"{name}={value}" for name, value in unknown.items()]
         cannot = f"it was attached with {' and '.join(said)}, which a Task does not know" if said else ""
         begun = order.digest(weights)
-        self.about = About(str(strategy), strategy.written(), size, seed, steps, begun, self._task, cannot)
+        self.about = About(str(strategy), strategy.written(), size, seed, steps, begun, self._task, cannot, hosts)
 
     def follow(self) -> None:
         self._folder = None

@@ -202,7 +202,8 @@ class Stats:
         told = [*told, *(others or foreign.told(waits, optimizer.wait_s + self.ledger.seconds, self._steps))]
         if optimizer.carriers:
             ways = " and ".join(WAYS[name] for name in optimizer.carriers)
-            told = [*told, f"Vectors went through {ways}."]
+            coded = f", coded {optimizer.me.reported.coded}" if optimizer.me.reported.coded else ""
+            told = [*told, f"Vectors went through {ways}{coded}."]
         return Summary(
             rank=optimizer.me.rank,
             workers=optimizer.me.size,

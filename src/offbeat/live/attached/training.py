@@ -84,11 +84,12 @@ class Training:
             sizes=shards.whole_bytes(flat.params),
             whole=self._over_all_shards,
             held=shards.local,
+            hosts=len(set(self.transport.homes)),
         )
         unknown = given.unknown_to_a_task
         if self._island is not None and not self._island.leads:
             self._recorder.follow()
-        self._recorder.begin(strategy, board.size, flat.whole(), given.seed, given.steps, unknown)
+        self._recorder.begin(strategy, board.size, flat.whole(), given.seed, given.steps, unknown, self.me.hosts)
         twin = ReplicaTwin.of(flat, inner)
         self.endpoints = Endpoints(board, self.transport, given.patience_s, self._recorder.events, self._island, twin)
         self._driver = Driver(strategy, self.me, self.transport, self.endpoints, self._recorder.spent, self._island)
