@@ -69,9 +69,10 @@ RIVALS = {
     "Ringmaster": ob.ringmaster(),
     "Decoupled": ob.decoupled(),
 }
-DEFAULT = "self-clocked"
+DEFAULT, UNCODED = "self-clocked", "self-clocked uncoded"
 OURS = {
     DEFAULT: ob.self_clocked(),
+    UNCODED: ob.self_clocked(codec=None),
     "self-clocked period 2 squares 1": ob.self_clocked(period=2, squares=1, codec=None),
     "self-clocked squares 1": ob.self_clocked(squares=1, codec=None),
     "self-clocked squares 4": ob.self_clocked(squares=4, codec=None),
@@ -101,9 +102,8 @@ CODED = {
         wait=0.125, group=2, merge="correct", sync="bounded", staleness=20, codec=INT8
     ),
 }
-UNCODED = "self-clocked uncoded"
 Ends = Literal["time", "samples"]
-METHODS = {**RIVALS, **OURS, **SETTINGS, **GRACE, **CODED, UNCODED: ob.self_clocked(codec=None)}
+METHODS = {**RIVALS, **OURS, **SETTINGS, **GRACE, **CODED}
 CHRONIC = ("bytedance-ar", "async-diloco")
 AMONG_TWO_BEST = ("local SGD 8", "DaSGD 8/4 correct", "AD-PSGD", "SGP", "WAGMA 1/8 pairs correct", "Ringmaster")
 BEST_OF_128 = ("local SGD 8", "DaSGD 8/4 correct", "WAGMA 1/8 pairs correct")
@@ -150,7 +150,7 @@ def fashion() -> Design:
         Cell(times, MESSAGES[i % 4], OPTIMISERS[(i + i // 4) % 2], 32 if i in (2, 3) else 8, "fashion")
         for i, times in enumerate(TIMES)
     ]
-    return Design(cells, ("all-reduce", *AMONG_TWO_BEST, DEFAULT))
+    return Design(cells, ("all-reduce", *AMONG_TWO_BEST, UNCODED, DEFAULT))
 
 
 def verses() -> Design:
@@ -158,7 +158,7 @@ def verses() -> Design:
         Cell(times, MESSAGES[(i + 2) % 4], OPTIMISERS[(i + 1 + i // 4) % 2], 16 if i in (2, 3) else 8, "verses", 120.0)
         for i, times in enumerate(TIMES)
     ]
-    return Design(cells, ("all-reduce", *AMONG_TWO_BEST, DEFAULT))
+    return Design(cells, ("all-reduce", *AMONG_TWO_BEST, UNCODED, DEFAULT))
 
 
 def thousand() -> Design:
@@ -167,12 +167,12 @@ def thousand() -> Design:
         for i, times in enumerate(("pareto", "bytedance-ar"))
         for j, message in enumerate((0.0, 2.0))
     ]
-    return Design(cells, ("all-reduce", "AD-PSGD", *BEST_OF_128, DEFAULT))
+    return Design(cells, ("all-reduce", "AD-PSGD", *BEST_OF_128, UNCODED, DEFAULT))
 
 
 def samples() -> Design:
     cells = [Cell(EVEN, 0.0, "AdamW", workers, "verses", 400.0, "samples") for workers in (4, 8, 16)]
-    methods = (DEFAULT, AS_FEW)
+    methods = (DEFAULT, UNCODED, AS_FEW)
     return Design(cells, ("all-reduce", *methods), dict.fromkeys(methods, "all-reduce"), 1.02)
 
 
