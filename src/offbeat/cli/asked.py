@@ -21,6 +21,7 @@ from offbeat.cli.options import (
     CodecName,
     Compute,
     Delay,
+    Hosts,
     Json,
     Latency,
     LiveCompute,
@@ -57,6 +58,7 @@ class SimulatedOptions:
     bandwidth: Bandwidth = None
     latency: Latency = None
     algorithm: Algorithm = None
+    hosts: Hosts = None
     parameters: Parameters = None
     seed: Seed = "0"
 

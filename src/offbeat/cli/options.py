@@ -64,6 +64,10 @@ Latency = Annotated[str | None, typer.Option(metavar="TIME", help="Of each messa
 Algorithm = Annotated[
     str | None, typer.Option(metavar="NAME", help="Of all-reduce: ring or halving_doubling.  [default: ring]")
 ]
+Hosts = Annotated[
+    str | None,
+    typer.Option(metavar="N", help="That the workers are on, for methods that ask.  [default: each on its own]"),
+]
 Parameters = Annotated[
     str | None, typer.Option(metavar="N", help="Size of the model where --task is none: 25.6M.  [default: 1M]")
 ]
@@ -134,7 +138,9 @@ class Scene:
         second.append(f"delay: {self.delay_text}")
         latency, rate = self.network.latency_s, self.network.bandwidth_Bps
         if not self.live and not callable(latency) and not callable(rate):
-            second.append(f"network: {format_rate(rate)}, {format_seconds(latency)}, {self.network.algorithm}")
+            hosts = self.network.hosts
+            among = "" if hosts is None else f", {hosts} {'host' if hosts == 1 else 'hosts'}"
+            second.append(f"network: {format_rate(rate)}, {format_seconds(latency)}, {self.network.algorithm}{among}")
         return f"{'live' if self.live else 'simulated'}: {'; '.join(first)}\n{'; '.join(second)}"
 
 
@@ -150,6 +156,7 @@ def read_scene(
     bandwidth: str | None = None,
     latency: str | None = None,
     algorithm: str | None = None,
+    hosts: str | None = None,
     parameters: str | None = None,
     seed: str,
     live: bool,
@@ -163,6 +170,7 @@ def read_scene(
             "--bandwidth": bandwidth,
             "--latency": latency,
             "--algorithm": algorithm,
+            "--hosts": hosts,
             "--parameters": parameters,
         }
         for name, value in simulated.items():
@@ -193,6 +201,7 @@ def read_scene(
             _read("--latency", parse_seconds, latency or "50us"),
             _read("--bandwidth", parse_rate, bandwidth or "10Gbps"),
             algorithm or "ring",  # type: ignore[arg-type]  # Network checks it, in a sentence
+            None if hosts is None else _read("--hosts", parse_count, hosts),
         ),
         parameters=_read("--parameters", parse_count, parameters or "1M"),
         seed=_read("--seed", parse_count, seed),

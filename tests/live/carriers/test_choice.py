@@ -169,3 +169,65 @@ def test_a_killed_job_leaves_no_process_behind() -> None:
             break  # ended, or another process by now
         time.sleep(0.05)
     assert time.monotonic() < end_s, "the hub's process outlives its job"
+
+
+@scenario(SIZE)
+def on_their_own(rank: int) -> dict[str, tuple[torch.Tensor, int, str]]:
+    """Runs of self_clocked in which everybody waits for everybody, on one host and on a host for each rank."""
+    told = {}
+    for host in ("one", str(rank)):
+        for coded in ("auto", ob.codec.int8(), None):
+            strategy = ob.self_clocked(group=None, wait="everyone", late=0, codec=coded)
+            model = net()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv(hosts.NAME, host)
+                with ob.attach(sgd(model), model, strategy, patience_s=120) as optimizer:
+                    for t in range(4):
+                        optimizer.zero_grad()
+                        loss(model, rank, t).backward()
+                        optimizer.step()
+            where = "one host" if host == "one" else "hosts"
+            told[f"{where} {coded}"] = flat(model), optimizer.wire_bytes, str(optimizer.summary())
+    return told
+
+
+def test_self_clocked_codes_what_leaves_a_host_and_nothing_else(told: Told) -> None:
+    for seen in told(on_their_own):
+        int8, none = ob.codec.int8(), None
+        for where, same, other in (("one host", none, int8), ("hosts", int8, none)):
+            weights, _, said = seen[f"{where} auto"]
+            assert torch.equal(weights, seen[f"{where} {same}"][0])
+            assert not torch.equal(weights, seen[f"{where} {other}"][0])
+            assert ("coded int8" in said) == (where == "hosts")
+        assert seen["hosts auto"][1] < 0.5 * seen["hosts None"][1]
+
+
+@scenario(SIZE)
+def moved(rank: int) -> list[tuple[torch.Tensor, str]]:
+    """Runs that begin on one host and go on with a host for each rank, and the other way round."""
+    out = []
+    strategy = ob.self_clocked(group=None, wait="everyone", late=0)
+    for begins, goes_on in (("one", str(rank)), (str(rank), "one")):
+        model, saved = net(), None
+        for host in (begins, goes_on):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv(hosts.NAME, host)
+                with ob.attach(sgd(model), model, strategy, patience_s=120) as optimizer:
+                    if saved is not None:
+                        optimizer.load_state_dict(saved)
+                    for t in range(3):
+                        optimizer.zero_grad()
+                        loss(model, rank, t).backward()
+                        optimizer.step()
+                    saved = optimizer.state_dict()
+        out.append((flat(model), str(optimizer.summary())))
+    return out
+
+
+def test_a_run_that_is_resumed_on_other_hosts_codes_as_it_did_where_it_began(told: Told) -> None:
+    everyones = told(moved)
+    for (uncoded, said), (coded, said_then) in everyones:
+        assert "coded" not in said
+        assert "coded int8" in said_then
+        assert torch.equal(uncoded, everyones[0][0][0])
+        assert torch.equal(coded, everyones[0][1][0])
