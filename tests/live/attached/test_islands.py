@@ -26,7 +26,11 @@ METHODS = {
     "local_sgd, with moments": ob.local_sgd(2, moments=1),
 }
 # Their chunks, stretches and fragments are those of a shard: as good as those of a whole model, but others.
-CUT = {name for name, s in METHODS.items() if s.settings.get("codec") or s.settings.get("fragments", 1) != 1}
+CUT = {
+    name
+    for name, s in METHODS.items()
+    if isinstance(s.settings.get("codec"), ob.codec.Codec) or s.settings.get("fragments", 1) != 1
+}
 CUT = (CUT | {"qsgd"}) - {name for name in METHODS if METHODS[name].name == "decoupled"}  # whose are whole tensors
 
 

@@ -33,10 +33,13 @@ def asleep(rank: int, strategy: ob.Strategy) -> tuple[int, int]:
         step()
     before, seen = resident_bytes(), len(optimizer.trace.rounds)
     if rank == 1:
+        say("asleep")  # before that, rank 0's rounds would be none that it has missed
         while not said("over"):
             time.sleep(0.01)
         time.sleep(0.5)  # until the last result is there; if it were not, less would be kept
     else:
+        while not said("asleep"):
+            time.sleep(0.01)
         for _ in range(ROUNDS):
             step()
         say("over")
