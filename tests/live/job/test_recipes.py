@@ -95,6 +95,10 @@ def test_a_recipe_runs_with_two_processes(name: str, tmp_path: Path) -> None:
         used = re.findall(r"\[(\d+), (\d+)\]", told)  # how many samples each has used, as each knows
         assert len(used) == 2
         assert all(int(number) > 0 for pair in used for number in pair)
+    if name == "compiled":
+        ends = [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", told)]
+        assert len(ends) == 2
+        assert max(ends) < 4  # 8 is what knowing nothing costs
     if name == "rates":
         found = re.findall(r"(\w+): (\S+) of the rate of all-reduce", told)
         assert {method for method, _ in found} == {"local_sgd", "self_clocked"}
