@@ -181,6 +181,26 @@ def test_all_workers_end_with_the_same_weights(told: Told) -> None:
 
 
 @scenario(SIZE)
+def stopped_early(rank: int) -> list[tuple[int, Tensor]]:
+    """After how many epochs, and with which weights, where the loss never grows and one worker is slow."""
+    from lightning.pytorch.callbacks import EarlyStopping
+
+    found = []
+    for method in (ob.eager(late=1), ob.self_clocked()):
+        model = module(rank, slow=True)
+        grows = EarlyStopping("val_loss", mode="max", patience=0)
+        trainer = fit(model, OffbeatStrategy(method), 8, callbacks=[grows], validates=True)
+        found.append((trainer.current_epoch, weights(model)))
+    return found
+
+
+def test_early_stopping_stops_all_workers_after_the_same_epoch(told: Told) -> None:
+    for (epochs, one), (also, other) in zip(*told(stopped_early), strict=True):
+        assert epochs == also < 8
+        assert torch.equal(one, other)
+
+
+@scenario(SIZE)
 def replicas_apart(rank: int) -> tuple[Tensor, Tensor]:
     """Saved in the middle of an epoch, where replicas differ."""
     import lightning as L
