@@ -33,7 +33,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -42,34 +42,12 @@ from offbeat.basics import draw
 from offbeat.tensors.bits import elias_bits, pack, read_as, unpack
 from offbeat.tensors.bits import elias_number as elias_number
 from offbeat.tensors.bits import elias_omega as elias_omega
+from offbeat.tensors.messages import Codec as Codec
+from offbeat.tensors.messages import check_input, check_length, check_message
+from offbeat.tensors.sparse import TopK as TopK
 
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _NORM_BYTES = 4
 _BLOCK = 1 << 18  # numbers worked on at a time: with what is made of them they fit a core's cache
-_PLACE_BITS, _BIN_BITS, _BINS = 12, 2, 4
-
-
-@runtime_checkable
-class Codec(Protocol):
-    """Bytes from numbers, numbers from bytes. Codecs are values: equal settings make equal codecs."""
-
-    @property
-    def name(self) -> str:
-        """Short name, as on the command line."""
-
-    def encode(self, x: Tensor, key: tuple[int, ...]) -> Tensor:
-        """The message (1-D uint8, on x's device) for a 1-D floating tensor.
-
-        Any randomness comes from ``key`` alone, so the same key gives the same bytes (on the same kind of device: CPU
-        and CUDA generators differ). Put the rank into the key: workers that share draws share their rounding errors,
-        and averaging then no longer cancels them.
-        """
-
-    def decode(self, message: Tensor, like: Tensor) -> Tensor:
-        """The numbers in a message, as a 1-D tensor with the length, dtype and device of ``like``."""
-
-    def message_bytes(self, numel: int, itemsize: int) -> int:
-        """The exact length of the message for ``numel`` numbers of ``itemsize`` bytes each."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +58,13 @@ class Cast:
     dtype: torch.dtype
 
     def encode(self, x: Tensor, key: tuple[int, ...]) -> Tensor:
-        _check_input(self, x)
+        check_input(self, x)
         # A copy even where the type is already right: a message must not change when the weights do.
         return x.detach().to(self.dtype, copy=True, memory_format=torch.contiguous_format).view(torch.uint8)
 
     def encode_into(self, x: Tensor, key: tuple[int, ...], message: Tensor) -> None:
         """Encode into memory that is there already."""
-        _check_input(self, x)
+        check_input(self, x)
         message.view(self.dtype).copy_(x.detach())
 
     def decode(self, message: Tensor, like: Tensor) -> Tensor:
@@ -94,7 +72,7 @@ class Cast:
 
     def decode_into(self, message: Tensor, out: Tensor) -> Tensor:
         """Decode into memory that is there already."""
-        _check_message(self, message, out)
+        check_message(self, message, out)
         return out.copy_(read_as(message, self.dtype))
 
     def message_bytes(self, numel: int, itemsize: int) -> int:
@@ -134,7 +112,7 @@ class Levels:
 
     def encode_into(self, x: Tensor, key: tuple[int, ...], message: Tensor) -> None:
         """Encode into memory that is there already."""
-        _check_input(self, x)
+        check_input(self, x)
         x, n = x.detach(), x.numel()
         norms, codes = self._split(message, n)
         # One generator for all blocks: the draws of a message come from its key alone.
@@ -154,7 +132,7 @@ class Levels:
 
     def decode_into(self, message: Tensor, out: Tensor) -> Tensor:
         """Decode into memory that is there already."""
-        _check_message(self, message, out)
+        check_message(self, message, out)
         n, dtype = out.numel(), torch.promote_types(out.dtype, torch.float32)
         norms, codes = self._split(message.to(out.device), n)
         # level / s comes first: s / s is exactly 1, so the largest number of a bucket arrives unchanged. The divisor
@@ -177,7 +155,7 @@ class Levels:
 
     def codes(self, message: Tensor, numel: int) -> Tensor:
         """The signed levels in a message, −s … s, as int32."""
-        _check_length(self, message, numel)
+        check_length(self, message, numel)
         return unpack(message[self._norm_bytes(numel) :], numel, self.bits).to(torch.int32)
 
     def _split(self, message: Tensor, n: int) -> tuple[Tensor, Tensor]:
@@ -236,105 +214,6 @@ class Levels:
         level = a.floor()
         u = torch.rand(a.shape, generator=draws, dtype=a.dtype, device=a.device)
         return level.add_(u < a.sub_(level))
-
-
-@dataclass(frozen=True)
-class TopK:
-    """Send the k largest numbers of each chunk, by magnitude; the others arrive as 0.
-
-    The message is four float32 a chunk (or a float32 a number), the places of all numbers in 12 bits each, and the bin
-    of each in 2 bits. A chunk's bins are a quarter of 6 σ wide, two on either side of the mean of what it sends, the
-    outer ones open; each is decoded as the mean of what fell into it.
-    """
-
-    name: str
-    k: int
-    chunk: int
-    floats: bool
-
-    leaves_out = True
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.chunk <= 4096:
-            raise ValueError(f"places in a chunk of {self.chunk} numbers do not fit 12 bits; use a chunk of 1 to 4096")
-        if not 1 <= self.k <= self.chunk:
-            raise ValueError(f"{self.k} numbers cannot be taken from a chunk of {self.chunk}; use 1 to {self.chunk}")
-
-    @property
-    def bucket(self) -> int:
-        """Numbers that are coded together."""
-        return self.chunk
-
-    def encode(self, x: Tensor, key: tuple[int, ...]) -> Tensor:
-        _check_input(self, x)
-        x, n = x.detach(), x.numel()
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        full = n // self.chunk * self.chunk
-        rows = [wide[:full].view(-1, self.chunk), wide[full:].view(1, -1)]
-        picked = [self._pick(v) for v in rows if v.numel()]
-        if not picked:
-            return torch.empty(0, dtype=torch.uint8, device=x.device)
-        heads, places, bins = (torch.cat([one[i].reshape(-1) for one in picked]) for i in range(3))
-        floats = heads.to(torch.float32).view(torch.uint8)
-        return torch.cat([floats, pack(places, _PLACE_BITS), *([] if self.floats else [pack(bins, _BIN_BITS)])])
-
-    def _pick(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the chunks of one length: the float32 to send, the places, the bins."""
-        # torch takes NaN for larger than anything, so a broken number is among those that are sent.
-        at = v.abs().topk(min(self.k, v.shape[1]), dim=1, sorted=False).indices
-        values = v.gather(1, at)
-        if self.floats:
-            return values, at.to(torch.int16), at
-        broken = ~torch.isfinite(values).all(1, keepdim=True)
-        sound = values.masked_fill(broken, 0)
-        mean = sound.mean(1, keepdim=True)
-        sigma = (sound - mean).square_().mean(1, keepdim=True).sqrt_()
-        width = 6 * sigma / _BINS
-        bins = (sound - mean).div_(torch.where(width > 0, width, 1)).floor_().add_(_BINS // 2).clamp_(0, _BINS - 1)
-        bins = bins.to(torch.int64)
-        sums = torch.zeros(v.shape[0], _BINS, dtype=v.dtype, device=v.device).scatter_add_(1, bins, sound)
-        counts = torch.zeros_like(sums).scatter_add_(1, bins, torch.ones_like(sound))
-        means = (sums / counts.clamp_(min=1)).masked_fill_(broken, math.nan)
-        return means, at.to(torch.int16), bins.to(torch.int16)
-
-    def decode(self, message: Tensor, like: Tensor) -> Tensor:
-        return self.decode_into(message, torch.empty_like(like, memory_format=torch.contiguous_format))
-
-    def decode_into(self, message: Tensor, out: Tensor) -> Tensor:
-        """Decode into memory that is there already."""
-        _check_message(self, message, out)
-        n, message = out.numel(), message.to(out.device)
-        out.zero_()
-        if n == 0:
-            return out
-        full, rest = divmod(n, self.chunk)
-        k, last = self.k, min(self.k, rest)
-        kept, chunks = full * k + last, full + (rest > 0)
-        head = 4 * (kept if self.floats else _BINS * chunks)
-        middle = head + -(-kept * _PLACE_BITS // 8)
-        heads = read_as(message[:head], torch.float32)
-        # Unpacking gives signed codes.
-        places = unpack(message[head:middle], kept, _PLACE_BITS).to(torch.int64) & (2**_PLACE_BITS - 1)
-        chunk = torch.arange(chunks, device=out.device).repeat_interleave(k)[:kept]
-        if self.floats:
-            values = heads
-            broken = torch.zeros(chunks, device=out.device).index_add_(0, chunk, (~values.isfinite()).to(torch.float32))
-        else:
-            bins = unpack(message[middle:], kept, _BIN_BITS).to(torch.int64) & (_BINS - 1)
-            values = heads[chunk * _BINS + bins]
-            broken = heads.view(chunks, _BINS).isnan().any(1)
-        out[chunk * self.chunk + places] = values.to(out.dtype)
-        for c in broken.nonzero().view(-1).tolist():
-            out[c * self.chunk : (c + 1) * self.chunk] = math.nan
-        return out
-
-    def message_bytes(self, numel: int, itemsize: int) -> int:
-        full, rest = divmod(numel, self.chunk)
-        kept = full * self.k + min(self.k, rest)
-        places = -(-kept * _PLACE_BITS // 8)
-        if self.floats:
-            return 4 * kept + places
-        return 4 * _BINS * (full + (rest > 0)) + places + -(-kept * _BIN_BITS // 8)
 
 
 def bf16() -> Codec:
@@ -436,24 +315,3 @@ def elias_bytes(x: Tensor, codec: Codec, key: tuple[int, ...] = (0,)) -> int:
     sparse = elias_bits(gaps) + at.numel() + elias_bits(level[at])
     dense = elias_bits(level + 1) + at.numel()
     return codec.message_bytes(n, x.element_size()) - -(-n * codec.bits // 8) + -(-(1 + min(sparse, dense)) // 8)
-
-
-def _check_input(codec: Codec, x: Tensor) -> None:
-    if x.dim() != 1 or x.dtype not in _FLOATS:
-        seen = f"{x.dtype} of shape {tuple(x.shape)}"
-        raise ValueError(f"{codec.name} encodes flat float16, bfloat16, float32 or float64 tensors, not {seen}")
-
-
-def _check_message(codec: Codec, message: Tensor, like: Tensor) -> None:
-    if like.dtype not in _FLOATS:
-        raise ValueError(f"{codec.name} decodes to float16, bfloat16, float32 or float64, not {like.dtype}")
-    _check_length(codec, message, like.numel(), like.element_size())
-
-
-def _check_length(codec: Codec, message: Tensor, numel: int, itemsize: int = 4) -> None:
-    due = codec.message_bytes(numel, itemsize)
-    if message.dtype != torch.uint8 or message.shape != (due,):
-        raise ValueError(
-            f"a {codec.name} message for {numel} numbers is {due} bytes (uint8), not {message.dtype} of shape "
-            f"{tuple(message.shape)}; decode with the codec and the length it was encoded with"
-        )
