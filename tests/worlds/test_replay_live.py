@@ -42,7 +42,7 @@ def task() -> ob.Task:
 
 
 # Unless ``OFFBEAT_STRESS=full``, what other rows show is left out. In step nothing is a matter of time, and test_twins
-# has the rest: left to a replay are data that end, and averages. Four late workers are those that cannot average.
+# has the rest: left to a replay are data that end, and averages. Three and four late workers are among the later rows.
 FULL = os.environ.get("OFFBEAT_STRESS") == "full"
 OF_THOSE_IN_STEP = ("three, uneven", "four, late, uneven and averaged", f"four, late and uneven, {ON_TWO_HOSTS}")
 
@@ -50,7 +50,9 @@ OF_THOSE_IN_STEP = ("three, uneven", "four, late, uneven and averaged", f"four, 
 def is_shown_elsewhere(name: str, run: str) -> bool:
     if FULL or name in BY_SPEED or name in IN_NODES:
         return False
-    return run == "four, late" or (TIMED[name].name not in DEPENDS_ON_TIMING and run not in OF_THOSE_IN_STEP)
+    return run in ("four, late", "three, late and averaged") or (
+        TIMED[name].name not in DEPENDS_ON_TIMING and run not in OF_THOSE_IN_STEP
+    )
 
 
 def fits(name: str, run: str) -> bool:
