@@ -38,7 +38,7 @@ from dataclasses import asdict, replace
 
 import scale
 import verses
-from cells import DEFAULT, DESIGNS, OURS, RIVALS, Cell, Design
+from cells import CHRONIC, DEFAULT, DESIGNS, OURS, RIVALS, Cell, Design
 from harness import Report, arguments, median
 from scale import reached
 from searching import Place, Recorded, Search, Store, carry_out, number, recorded
@@ -119,7 +119,7 @@ def summary(report: Report, title: str, cells: Cells) -> None:
     report.row(
         "  setting", "within spread  lower/alike/higher  median to rival  least gradients  MB/AD-PSGD  loss/rival"
     )
-    chronic = [c for c in cells if c.times in ("bytedance-ar", "async-diloco")]
+    chronic = [c for c in cells if c.times in CHRONIC]
     for name in ours:
         pairs = [(found[name], best_rival(found)) for found in cells.values()]
         marks = [verdict(s, r) for s, r in pairs]

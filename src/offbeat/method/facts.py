@@ -36,7 +36,7 @@ class Reported:
     ``period``: the steps from one average to the next, where it changes. ``micro_batches``: into how many a worker cuts
     its next batch. ``samples_used``: how many samples each worker has contributed, where batches are cut. ``talking``:
     how often this worker has talked, where it decides by itself when to. ``coded``: the codec's name, where the method
-    chose it.
+    may choose one by itself.
     """
 
     period: int | None = None
