@@ -69,7 +69,7 @@ RIVALS = {
     "Ringmaster": ob.ringmaster(),
     "Decoupled": ob.decoupled(),
 }
-DEFAULT, UNCODED = "self-clocked", "self-clocked uncoded"
+DEFAULT, UNCODED, DRAWING = "self-clocked", "self-clocked uncoded", "self-clocked draw 2"
 OURS = {
     DEFAULT: ob.self_clocked(),
     UNCODED: ob.self_clocked(codec=None),
@@ -84,6 +84,7 @@ AS_FEW, AS_MANY = "self-clocked as few", "self-clocked as many"
 SETTINGS = {  # squares beyond the number of workers count as so many
     AS_FEW: ob.self_clocked(period=1, group=None, pause=0.0, squares=1024, codec=None),
     AS_MANY: ob.self_clocked(period=1, group=2, pause=1.0, squares=16, codec=None),
+    DRAWING: ob.self_clocked(draw=2),
     "self-clocked outer momentum": ob.self_clocked(outer_momentum=0.4, codec=None),
 }
 GRACE = {

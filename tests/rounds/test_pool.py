@@ -104,3 +104,86 @@ def test_a_quorum_must_be_there_anew_and_lets_all_meet_who_are_there() -> None:
         assert referee.hear(rank, Notice(Say.ARRIVED, 0)) == [], "those who have met are not there any more"
     assert referee.hear(7, Notice(Say.ARRIVED, 0)) == [2, 3]
     assert [referee.started_with(rank) for rank in range(8)] == [1] * 8
+
+
+def drawing(size: int, draws: int = 2) -> Pool:
+    return Pool(size, 2, 0, draws)
+
+
+def test_who_finds_nobody_there_draws_one_who_computes_and_when_that_is_over_another() -> None:
+    pool, everyone = drawing(8), set(range(8))
+    pool.come(3)
+    first = pool.gather(0, everyone, quorum=False)
+    assert first is not None
+    assert len(first) == 2
+    assert 3 in first
+    assert pool.gather(1, everyone) is None, "nobody is in two rounds at once"
+    for rank in first:
+        pool.over(rank)
+    second = pool.gather(1, everyone)
+    assert second is not None
+    assert set(first) & set(second) == {3}
+    for rank in second:
+        pool.over(rank)
+    assert pool.gather(2, everyone) is None, "two, and no third"
+
+
+def test_two_who_are_there_meet_each_other() -> None:
+    pool = drawing(8)
+    assert meet(pool, 0, 5, 6, training=8) == (5, 6)
+
+
+def test_nobody_draws_while_more_than_an_eighth_are_in_a_round() -> None:
+    pool, everyone = drawing(16, 1), set(range(16))
+    pool.come(0)
+    first = pool.gather(0, everyone)
+    assert first is not None
+    pool.come(2 if 2 not in first else 4)
+    second = pool.gather(1, everyone)
+    assert second is not None, "two of sixteen are"
+    pool.come(6 if 6 not in second else 7)
+    assert pool.gather(2, everyone) is None, "four of sixteen are"
+    for rank in first:
+        pool.over(rank)
+    assert pool.gather(2, everyone) is not None, "two of sixteen are again"
+
+
+def test_it_draws_whom_it_has_not_met_lately_and_of_these_who_was_in_no_round_for_longest() -> None:
+    pool, everyone, met = drawing(6, 1), set(range(6)), []
+    for version in range(5):
+        pool.come(0)
+        members = pool.gather(version, everyone)
+        assert members is not None
+        met += [rank for rank in members if rank]
+        for rank in members:
+            pool.over(rank)
+    assert sorted(met) == [1, 2, 3, 4, 5]
+
+
+def test_a_worker_that_is_stopped_in_a_round_holds_up_its_partner_and_nobody_else() -> None:
+    for seed in range(20):
+        draw, pool, everyone, version = random.Random(seed), Pool(9, 2, seed, 2), set(range(9)), 0
+        pool.come(0)
+        stuck = pool.gather(version, everyone)  # whoever it is with, it stays in this round
+        assert stuck is not None
+        for _ in range(200):
+            pool.come(draw.choice(sorted(everyone)))
+            while (members := pool.gather(version := version + 1, everyone)) is not None:
+                assert not set(members) & set(stuck)
+                for rank in members:
+                    pool.over(rank)
+
+
+def test_after_all_have_stood_nobody_draws_before_a_step_is_over() -> None:
+    rules = Rules(waiting.first, "shared", late=1, good_for=math.inf, pool=2, draws=2)
+    referee = Referee(rules, 8, 0)
+    assert referee.hear(0, Notice(Say.ARRIVED, 0)) == [0]
+    members = referee.members(0)
+    assert members is not None
+    for rank in range(8):
+        assert referee.hear(rank, Notice(Say.STANDS)) == []
+    for rank in range(8):
+        assert referee.hear(rank, Notice(Say.BACK)) == []
+    for rank in members:
+        assert referee.hear(rank, Notice(Say.OVER)) == [], "each has been told how many rounds it has a part in"
+    assert referee.hear(0, Notice(Say.ARRIVED, 1)) == [1]

@@ -191,6 +191,7 @@ class World:
             shares = {r: share for r in block if (share := given[r].share) is not None}
             seat.deliver(Outcome.of(self.nodes, version, value, shares, len(block), flush), given[rank])
             seat.flushed = seat.flushed or flush
+            self.tell(w, None if flush else seat.over())
 
     def tell(self, w: Worker, notice: Notice | None) -> None:
         if notice is not None:
@@ -311,6 +312,25 @@ def test_in_all_orders_a_round_of_those_who_are_there_has_nobody_else_and_keeps_
             assert got.count == len(got.contributors), "each of them has handed something in"
             alone += got.count == 1
     assert alone, "the last who trains has nobody to wait for"
+
+
+@pytest.mark.parametrize(
+    ("draws", "late", "steps"), [(1, 0, (1, 1)), (1, 0, (1, 0, 0)), (1, 1, (1, 1)), (2, 1, (2, 0)), (2, 0, (1, 0, 0))]
+)
+def test_in_all_orders_who_finds_nobody_there_draws_one_who_computes_and_the_sum_is_kept(
+    late: int, steps: tuple[int, ...], draws: int
+) -> None:
+    rules = Rules(waiting.first, "shared", late=late, good_for=math.inf, pool=2, draws=draws)
+    drew = 0
+    for world in endings(rules, steps):
+        assert [w.phase for w in world.workers] == ["over"] * len(steps), "nobody waits for ever"
+        held = [w.seat.tray.show_into(Slots([0.0] * world.slots)) for w in world.workers]
+        assert total(held, world.slots).numbers == pytest.approx([1.0] * world.slots)
+        pool = world.referee._pool
+        assert pool is not None
+        assert not pool._busy, "every round is known to be over"
+        drew += sum(got.count == 2 for w in world.workers for got in w.got)
+    assert drew or 0 not in steps, "one alone hands in, and does not average alone"
 
 
 @pytest.mark.parametrize(("late", "steps"), [(0, (2, 2)), (1, (2, 1))])

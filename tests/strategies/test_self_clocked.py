@@ -76,12 +76,12 @@ def test_more_than_a_few_send_at_most_half_of_what_ad_psgd_sends(workers: int, m
 @pytest.mark.parametrize(
     ("workers", "settings"),
     [
-        (1, {"period": 1, "group": None, "pause": 0.0, "squares": 1, "codec": None}),
-        (2, {"period": 1, "group": None, "pause": 0.0, "squares": 2, "codec": INT8}),
-        (4, {"period": 1, "group": None, "pause": 0.0, "squares": 4, "codec": INT8}),
-        (5, {"period": 1, "group": 2, "pause": 1.0, "squares": 5, "codec": INT8}),
-        (9, {"period": 1, "group": 2, "pause": 1.0, "squares": 9, "codec": INT8}),
-        (18, {"period": 1, "group": 2, "pause": 1.0, "squares": 16, "codec": INT8}),
+        (1, {"period": 1, "group": None, "pause": 0.0, "draw": 0, "squares": 1, "codec": None}),
+        (2, {"period": 1, "group": None, "pause": 0.0, "draw": 0, "squares": 2, "codec": INT8}),
+        (4, {"period": 1, "group": None, "pause": 0.0, "draw": 0, "squares": 4, "codec": INT8}),
+        (5, {"period": 1, "group": 2, "pause": 1.0, "draw": 2, "squares": 5, "codec": INT8}),
+        (9, {"period": 1, "group": 2, "pause": 1.0, "draw": 2, "squares": 9, "codec": INT8}),
+        (18, {"period": 1, "group": 2, "pause": 1.0, "draw": 0, "squares": 16, "codec": INT8}),
     ],
 )
 def test_what_is_left_out_is_what_suits_the_number_of_workers(workers: int, settings: dict[str, Any]) -> None:
@@ -112,11 +112,25 @@ def test_a_replay_codes_what_the_run_has_coded(hosts: int, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("group", "workers"), [(2, 8), (3, 8), (3, 7)])
 def test_a_round_is_made_of_those_who_have_handed_something_in(group: int, workers: int) -> None:
-    ran = run(ob.self_clocked(group=group), workers, compute_s=ob.delays.pareto(0.7, 1.5, 20.0))
+    ran = run(ob.self_clocked(group=group, draw=0), workers, compute_s=ob.delays.pareto(0.7, 1.5, 20.0))
     while_all_train = [r for r in ran.trace.rounds if r.end_s < 0.5 * STEPS]
     assert while_all_train
     assert all(len(r.members) == group == len(r.staleness) for r in while_all_train)
     assert {rank for r in while_all_train for rank in r.members} == set(range(workers))
+
+
+@pytest.mark.parametrize(("message", "least", "most"), [(0.0, 1.9, 2.0), (1.0, 0.9, 1.15), (8.0, 0.9, 1.3)])
+def test_where_messages_are_quick_it_meets_two_who_compute(message: float, least: float, most: float) -> None:
+    """``least``, ``most``: rounds a step where they are free, and rounds over those without drawing where they are not."""
+    nbytes = 8 * sum(p.numel() for p in TASK.model().parameters())
+    network = ob.Network(0.0, nbytes / message if message else float("inf"))
+    often, seldom = (
+        run(ob.self_clocked(draw=draw, codec=None), 8, network=network, compute_s=ob.delays.lognormal(1.0, 0.1))
+        for draw in (2, 0)
+    )
+    rounds = len(often.trace.rounds)
+    assert least <= rounds / (len(seldom.trace.rounds) if message else sum(often.gradients)) <= most
+    assert all(len(r.members) <= 2 for r in often.trace.rounds)
 
 
 def test_where_all_are_alike_everybody_hears_of_everybody() -> None:
@@ -212,6 +226,9 @@ def test_a_period_by_spread_grows_when_the_learning_rate_falls() -> None:
         (lambda: ob.self_clocked(meet="all", staleness=1), "staleness is 1"),
         (lambda: ob.self_clocked(meet="some"), "meet"),  # type: ignore[arg-type]
         (lambda: ob.self_clocked(pause=-1.0), "a pause of -1.0"),
+        (lambda: ob.self_clocked(draw=-1), "draw is -1"),
+        (lambda: ob.self_clocked(draw=2, meet="all"), "leave draw out"),
+        (lambda: ob.self_clocked(draw=2, group=4), "leave draw out"),
         (lambda: ob.self_clocked(outer_momentum=1.5), "outer_momentum is 1.5"),
         (lambda: ob.self_clocked(codec=ob.codec.topk(8)), "nothing sends later"),
     ],

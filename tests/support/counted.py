@@ -60,6 +60,7 @@ OTHERS = {
     "wagma, bounded, late": ob.wagma(sync="bounded", staleness=2, late=1),
     "wagma, coded": ob.wagma(tau=4, codec=ob.codec.qsgd(8)),
     "self-clocked": ob.self_clocked(codec=None),
+    "self-clocked, drawing": ob.self_clocked(1, 2, draw=2, codec=None),
     "self-clocked, everyone": ob.self_clocked(1, None, "first", codec=None),
     "self-clocked, by a schedule": ob.self_clocked(meet="all", codec=None),
     "self-clocked, bounded": ob.self_clocked(meet="all", staleness=2, codec=None),

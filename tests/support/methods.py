@@ -65,6 +65,10 @@ def of_those_who_come(drawn: Settings) -> bool:
     return drawn["meet"] == "arrived" and drawn["group"] is not None
 
 
+def makes_pairs(drawn: Settings) -> bool:
+    return drawn["meet"] == "arrived" and drawn["group"] == 2
+
+
 MOMENTS = one(None, None, 1, 3, "1/1", "2/1")
 
 CHOICES: dict[str, dict[str, Choice]] = {
@@ -96,6 +100,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
     "self_clocked": {
         "period": one(1, 2, 3, "spread"), "group": lambda workers, drawn: st.none() | st.integers(1, workers),
         "wait": WAITS, "late": one(0, 1), "meet": one("arrived", "all"), "pause": one(0.0, 0.5, 1.0),
+        "draw": lambda workers, drawn: st.integers(0, 3) if makes_pairs(drawn) else st.sampled_from([0, "auto"]),
         "staleness": lambda workers, drawn: st.none() if of_those_who_come(drawn) else st.sampled_from([None, 2, 5]),
         "grace": lambda workers, drawn: st.just(0.0) if of_those_who_come(drawn) else GRACE(workers, drawn),
         "per_node": per_node, "codec": codecs, "squares": one(1, 4), "outer_momentum": one(0.0, 0.4),

@@ -56,6 +56,8 @@ TIMED: dict[str, ob.Strategy] = {
     "self_clocked, with outer momentum": ob.self_clocked(1, None, "first", outer_momentum=0.5),
     "self_clocked, coded": ob.self_clocked(codec=ob.codec.qsgd(8)),
     "self_clocked, never coded": ob.self_clocked(codec=None),
+    "self_clocked, drawing": ob.self_clocked(1, 2, "first", draw=2, codec=None),
+    "self_clocked, drawing, coded": ob.self_clocked(1, 2, draw=2, codec=ob.codec.int8()),
     "self_clocked, in nodes": ob.self_clocked(per_node=2),
     "ad_psgd": ob.ad_psgd(),
     "ad_psgd, ring": ob.ad_psgd("ring"),

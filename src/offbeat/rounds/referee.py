@@ -29,6 +29,7 @@ class Say(Enum):
     FINISHED = auto()
     STANDS = auto()
     BACK = auto()
+    OVER = auto()
 
 
 class Notice(NamedTuple):
@@ -60,6 +61,7 @@ class Referee:
     _arrived: set[int] = field(default_factory=set)  # of those, who has arrived for the next round
     _pool: Pool | None = None
     _ticks: bool = False
+    _still: bool = False  # after all have stood, until one has taken a step
     _grace: Grace | None = None
     _now_s: float = 0.0
     _members: dict[int, tuple[int, ...]] = field(default_factory=dict)  # of rounds whose members nobody has asked for
@@ -67,7 +69,7 @@ class Referee:
 
     def __post_init__(self) -> None:
         if self.rules.pool is not None:
-            self._pool = Pool(self.size, self.rules.pool, self.seed)
+            self._pool = Pool(self.size, self.rules.pool, self.seed, self.rules.draws)
             self._had_part = [self.started] * self.size
         if self.rules.grace:
             self._grace = Grace(self.size, self.rules.grace, self.rules.late)
@@ -97,10 +99,13 @@ class Referee:
                 return self.stands(rank)
             case Say.BACK:
                 return self.back(rank)
+            case Say.OVER:
+                return self.over(rank)
 
     def arrived(self, rank: int, position: int, base: int, next_base: int | None = None) -> list[int]:
         """``rank`` has deposited work with ``base`` and counts for round ``position``. The rounds that start."""
         self._position[rank] = max(self._position[rank], position)
+        self._still = False
         self._note(rank)
         return self.passed(rank, base, next_base)
 
@@ -135,10 +140,21 @@ class Referee:
         return self._start()
 
     def back(self, rank: int) -> list[int]:
-        """``rank`` is about to take steps again, unless it has finished."""
+        """``rank`` is about to take steps again, unless it has finished.
+
+        From now on nobody draws before a step is over: each has been told, or is being told, how many rounds it has a
+        part in, and averages with all when their results are there.
+        """
         self._standing.discard(rank)
+        self._still = True
         self._returns(rank)
         return self._start()
+
+    def over(self, rank: int) -> list[int]:
+        """A round is over for ``rank``, where somebody may draw it again, or it somebody else."""
+        assert self._pool is not None
+        self._pool.over(rank)
+        return [] if self._still else self._start()
 
     def held(self, ranks: set[int]) -> list[int]:
         """These, and no others, are held up elsewhere: nobody waits for them until they are free.
@@ -203,8 +219,9 @@ class Referee:
         if self.in_batches and not self._ticks:
             return begun
         # Where a quorum has let one group meet, all who are there may: they are as many rounds as they make groups.
-        while (self._pool is not None and begun) or self._may_start(self.started):
-            if self._hopes_for_more(self.started) or not self._are_called(self.started):
+        while self._pool is not None or self._may_start(self.started):
+            quorum = bool(begun) or self._may_start(self.started)
+            if self._hopes_for_more(self.started) or not self._are_called(self.started, quorum):
                 return begun
             begun.append(self.started)
             self.started += 1
@@ -228,11 +245,11 @@ class Referee:
             self.deadline_s = until_s
         return self.deadline_s is not None
 
-    def _are_called(self, version: int) -> bool:
+    def _are_called(self, version: int, quorum: bool) -> bool:
         """Choose who takes part. False: those who are there wait for others."""
         if self._pool is None:
             return True
-        members = self._pool.gather(version, self._training)
+        members = self._pool.gather(version, self._training, quorum, self._still)
         if members is None:
             return False
         self._members[version] = members

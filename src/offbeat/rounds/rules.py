@@ -23,7 +23,8 @@ class Rules:
     gradient that is younger than so many rounds starts or joins the next one, as if it had been made for it; an older
     one is dropped, and its worker goes on with the newest weights. (None: only what was made for a round starts it.)
     ``pool``: a round is made of so many of those who have handed something in; the others have no part in it, and
-    nothing answers for them. (None: all take part in every round, each in its block of a schedule.) ``grace``: how long
+    nothing answers for them. (None: all take part in every round, each in its block of a schedule.) ``draws``: where
+    messages are quick, with so many others that compute a worker averages, one after the other. ``grace``: how long
     a round that may start waits for others, in seconds, or as long as that pays (`offbeat.rounds.grace`). ``spares``:
     results change nothing but the weights and the inner optimiser, alike for all; so whoever has missed many of them
     may take over another's replica instead (`offbeat.rounds.spares`).
@@ -38,6 +39,7 @@ class Rules:
     fade: bool = False
     good_for: float | None = None
     pool: int | None = None
+    draws: int = 0
     grace: Window = 0.0
     spares: bool = False
 
@@ -45,10 +47,11 @@ class Rules:
         if self.pool is not None:  # each has rounds of its own number: none that all stop for, none that is too old
             assert (self.absent, self.good_for) == ("shared", math.inf)
             assert (self.full_every, self.bound, self.grace) == (None, None, 0)
+        assert self.pool == 2 or not self.draws  # a round of more would need as many groups as there are choices
 
     def among(self, workers: int) -> Rules:
         """The rules where so many take part: alone there is nobody to wait for, so nothing needs to be late."""
-        return self if workers > 1 else replace(self, late=0, pool=None)
+        return self if workers > 1 else replace(self, late=0, pool=None, draws=0)
 
     @property
     def of_weights(self) -> bool:

@@ -6,7 +6,8 @@ Both worlds drive the same seats. A driver does three things, and decides nothin
    rounds that start; and it lets each seat hear of every round that it has a part in, in the order of their numbers.
    A seat counts these rounds: where all take part in all of them, the count is the number of the round.
 2. For round v it asks the seats of a block for a ``snapshot``, sums what they give, and hands the mean to each of them
-   with ``deliver``. Rounds of one seat never overlap. When all have finished, one more round is the *flush*.
+   with ``deliver``; ``over`` is what the referee hears of it. Rounds of one seat never overlap. When all have finished,
+   one more round is the *flush*.
 3. It lets a worker wait until ``results`` has reached what the seat says: ``needs_first`` before a deposit, ``needs``
    after it.
 
@@ -377,6 +378,10 @@ class Seat:
         self._results[self.results] = (outcome, given.deposits)
         self.place.results += 1
         return True
+
+    def over(self) -> Notice | None:
+        """A round is over here: its worker can be in another one."""
+        return Notice(Say.OVER) if self.rules.draws else None
 
     def _note(self, what: str, number: int) -> None:
         if self._log is not None:

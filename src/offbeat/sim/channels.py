@@ -196,6 +196,8 @@ class SimulatedChannel:
             return
         for r in given:
             self._call(self.chairs[r])
+        for r in given:
+            self._tell(r, self.chairs[r].seat.over())
         self._go_on()  # after the calls: a worker without data answers with what it holds now
 
     def _over(self, ranks: Iterable[int]) -> None:

@@ -62,6 +62,7 @@ MEASURED = 25  # takings, after which a period by spread begins to move
 LOW, HIGH, CAP = 0.7, 1.3, 64
 FEW = 4  # workers, whose messages are few: they meet all together
 BETWEEN_HOSTS = codec.int8()
+DRAWING = 16  # up to so many workers draw others; among more, what is drawn is too often old
 SQUARES = 16  # beyond so many workers the newest gradient's own square would show
 
 
@@ -73,6 +74,7 @@ def self_clocked(
     late: int = 1,
     meet: Literal["arrived", "all"] = "arrived",
     pause: float | Literal["auto"] = "auto",
+    draw: int | Literal["auto"] = "auto",
     staleness: int | None = None,
     grace: Window = 0.0,
     per_node: int = 1,
@@ -94,7 +96,9 @@ def self_clocked(
     with others that it has not met lately; with ``meet="all"`` they rotate by a schedule over everyone, and what the
     absent handed in last answers for them. ``wait``: a round starts when so many have handed in; ``"first"``,
     ``"3 workers"``, ``"50%"`` or a fraction. ``pause``: after an exchange during which n steps were taken, ``pause``
-    times n more are taken before the next one, so that with 1 about half of the network's time is used. ``late=0``:
+    times n more are taken before the next one, so that with 1 about half of the network's time is used. ``draw=2``:
+    where exchanges are so quick that whoever hands in finds nobody else there, it averages with one who computes, and
+    then with another; up to four times the bytes, and more is learned from each sample. ``late=0``:
     wait for the round instead of computing on. ``staleness``, with ``meet="all"``: a round waits for whoever would
     otherwise bring something older than so many rounds; ``grace``, likewise: how long a round that may start waits for
     others, as in ``eager``. ``per_node=8``: eight consecutive ranks average their gradients in step and count as one
@@ -104,7 +108,8 @@ def self_clocked(
     ``squares=4``: where the optimiser is Adam, it divides by the squares that the mean of four workers' gradients would
     have, m² + (v − m²)/4, not by its own, which hold four times the noise; all workers together then learn as fast as
     with Adam on the mean. ``"auto"`` is what suits the number of workers: up to 4 of them ``group=None, pause=0``,
-    beyond that ``group=2, pause=1``; and as many ``squares`` as workers, up to 16.
+    beyond that ``group=2, pause=1``, and up to 16 of them ``draw=2`` where there is a codec, whose savings pay for it,
+    else 0; and as many ``squares`` as workers, up to 16.
     ``outer_momentum=0.4``: where messages take long and some workers are slow for good, a few hundredths of the time
     are saved: as in SlowMo a worker goes on in the direction that it has come, by that share of its way from taking to
     taking and of those before, times 1 − p/n where n steps lie between two takings and the period asks for p. It hands
@@ -112,7 +117,7 @@ def self_clocked(
 
     *When it helps*: nobody knows beforehand who will be late, or how long a message takes.
     *When it hurts*: where all workers are alike and the network is quick, ``allreduce`` learns more from each sample,
-    the more workers there are (docs/choosing.md); and up to 4 workers send more there than it does.
+    the more workers there are (docs/choosing.md), on one host most; and up to 4 workers send more there than it does.
     *Suggested settings*: the defaults.
 
     Example: ``ob.self_clocked(group=4)``
@@ -132,6 +137,13 @@ def self_clocked(
     one_of("meet", meet, ("arrived", "all"))
     if pause != "auto" and not pause >= 0:
         raise ValueError(f"a pause of {pause!r} means nothing; use 0 or more")
+    if draw != "auto":
+        whole("draw", draw, 0)
+    if draw not in (0, "auto") and (meet != "arrived" or group not in (2, "auto")):
+        raise ValueError(
+            f"draw={draw} makes pairs of one that has arrived and one that computes, but here group={group!r} and "
+            f'meet={meet!r}; leave draw out, or use group=2 and meet="arrived"'
+        )
     if staleness is not None:
         whole("staleness", staleness, 1 + late)
     if meet == "arrived" and group is not None and (staleness is not None or checked_window(grace)):
@@ -149,16 +161,6 @@ def self_clocked(
         rest = (0.0 if few else 1.0) if pause == "auto" else pause
         workers = min(SQUARES if squares == "auto" else squares, P)
         beta = outer_momentum if P > 1 else 0.0
-        # Whatever is handed in counts for the next round, however old the weights it was made with.
-        how = Rules(
-            quorum(wait),
-            "shared",
-            bound=staleness,
-            late=late,
-            good_for=math.inf,
-            pool=S if meet == "arrived" else None,
-            grace=checked_window(grace),
-        )
         blocks = topology.everyone(P) if S is None or S >= P else topology.groups(P, S)
         coded = me.hosts > 1 if codec == "auto" else codec is not None
         mem = me.recall(
@@ -171,6 +173,18 @@ def self_clocked(
         )
         # A run that is resumed on other hosts goes on as it began: they have no common beginning to start from anew.
         Q = None if mem.start is None else BETWEEN_HOSTS if codec == "auto" else codec
+        draws = (2 if Q is not None and P <= DRAWING else 0) if draw == "auto" else draw
+        # Whatever is handed in counts for the next round, however old the weights it was made with.
+        how = Rules(
+            quorum(wait),
+            "shared",
+            bound=staleness,
+            late=late,
+            good_for=math.inf,
+            pool=S if meet == "arrived" else None,
+            draws=draws if S == 2 and meet == "arrived" else 0,
+            grace=checked_window(grace),
+        )
         before, steps = me.x.clone(), 0  # my weights when I last handed in, and the steps since
         pushed, left = False, me.x.clone() if beta else me.x  # whether they were pushed since; my weights after that
         through, took = False, 0  # whether that exchange is over, and the steps that were taken meanwhile

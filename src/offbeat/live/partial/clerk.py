@@ -333,6 +333,8 @@ class Clerk:
             with self._turn("result"):
                 seat.deliver(outcome, given)
                 self._record(version, started_by, outcome.shares)
+        if not flush:
+            self._tell(seat.over())
         elsewhere.saw(self._board.name, seat.results)
 
     @contextmanager

@@ -91,8 +91,9 @@ class Coordinator(Asking):
         referee, rank = self._referee, frame.rank
         if frame.word is Word.ELSEWHERE:
             started = self._hear_where(rank, unpack(frame.text))
-        else:
-            started = self._is_here(rank) + referee.hear(rank, notice_of(frame), time.monotonic())
+        else:  # that a round is over, a clerk says, wherever its worker is
+            here = [] if frame.word is Word.OVER else self._is_here(rank)
+            started = here + referee.hear(rank, notice_of(frame), time.monotonic())
         letters = [letter for version in started for letter in self._go(version, rank)]
         if frame.word is Word.BACK:
             letters.append((rank, Frame(Word.STARTED, 0, referee.started_with(rank))))

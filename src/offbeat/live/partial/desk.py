@@ -72,6 +72,7 @@ class Desk(Asking):
         self._answers: list[Reply] = []
         self._more: list[Letter] = []
         self._flushing = False
+        self._due: list[tuple[int, int]] = []  # rounds that have started and not happened, and who started them
         self._spares = Spares()
         self._seats: dict[int, Seat] = {}
         self._rooms: dict[int, list[Sum]] = {}  # of those who were asked for a replica: where it is to lie
@@ -268,8 +269,12 @@ class Desk(Asking):
     # Rounds.
 
     def _begin(self, versions: Sequence[int], started_by: int) -> None:
-        for version in versions:
-            self._round(version, started_by, flush=False)
+        """Rounds happen in the order of their numbers, also where one lets others start that come after those here."""
+        self._due += [(version, started_by) for version in versions]
+        if len(self._due) == len(versions):
+            while self._due:
+                self._round(*self._due[0], flush=False)
+                del self._due[0]
 
     def _flush(self) -> None:
         self._flushing = True
@@ -289,6 +294,8 @@ class Desk(Asking):
             self._block(version, ranks, started_by, flush)
         for rank in called:
             self._call(self._chairs[rank])
+        for rank in () if flush else called:
+            self._tell(rank, self._chairs[rank].seat.over())
 
     def _block(self, version: int, ranks: tuple[int, ...], started_by: int, flush: bool) -> None:
         seats = {r: self._chairs[r].seat for r in ranks}

@@ -51,6 +51,7 @@ class Word(IntEnum):
     STARTED = 10  # how many rounds have started that this worker has a part in: the answer to "back"
     WHERE = 11  # to a worker that a round waits for: where are you?
     ELSEWHERE = 12  # where I am, as text: the answer to "where"
+    OVER = 36  # a round is over at my seat
     # Shared weights, and the bell.
     MEET = 13  # whom
     RING = 14  # round, how many must ring
