@@ -162,7 +162,7 @@ def test_it_draws_whom_it_has_not_met_lately_and_of_these_who_was_in_no_round_fo
 
 def test_a_worker_that_is_stopped_in_a_round_holds_up_its_partner_and_nobody_else() -> None:
     for seed in range(20):
-        draw, pool, everyone, version = random.Random(seed), Pool(9, 2, seed, 2), set(range(9)), 0
+        draw, pool, everyone, version = random.Random(seed), Pool(16, 2, seed, 2), set(range(16)), 0
         pool.come(0)
         stuck = pool.gather(version, everyone)  # whoever it is with, it stays in this round
         assert stuck is not None
@@ -172,6 +172,7 @@ def test_a_worker_that_is_stopped_in_a_round_holds_up_its_partner_and_nobody_els
                 assert not set(members) & set(stuck)
                 for rank in members:
                     pool.over(rank)
+        assert version > 400, "the others go on drawing"
 
 
 def test_after_all_have_stood_nobody_draws_before_a_step_is_over() -> None:
@@ -180,6 +181,8 @@ def test_after_all_have_stood_nobody_draws_before_a_step_is_over() -> None:
     assert referee.hear(0, Notice(Say.ARRIVED, 0)) == [0]
     members = referee.members(0)
     assert members is not None
+    (other,) = set(members) - {0}
+    assert referee.hear(other, Notice(Say.ARRIVED, 1)) == [], "it is in a round, and would draw after it"
     for rank in range(8):
         assert referee.hear(rank, Notice(Say.STANDS)) == []
     for rank in range(8):
@@ -187,3 +190,4 @@ def test_after_all_have_stood_nobody_draws_before_a_step_is_over() -> None:
     for rank in members:
         assert referee.hear(rank, Notice(Say.OVER)) == [], "each has been told how many rounds it has a part in"
     assert referee.hear(0, Notice(Say.ARRIVED, 1)) == [1]
+    assert referee.members(1) == members, "who are both there now"

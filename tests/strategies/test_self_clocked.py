@@ -121,7 +121,7 @@ def test_a_round_is_made_of_those_who_have_handed_something_in(group: int, worke
 
 @pytest.mark.parametrize(("message", "least", "most"), [(0.0, 1.9, 2.0), (1.0, 0.9, 1.15), (8.0, 0.9, 1.3)])
 def test_where_messages_are_quick_it_meets_two_who_compute(message: float, least: float, most: float) -> None:
-    """``least``, ``most``: rounds a step where they are free, and rounds over those without drawing where they are not."""
+    """``least``, ``most``: of rounds a step where they are free, elsewhere of rounds over those without drawing."""
     nbytes = 8 * sum(p.numel() for p in TASK.model().parameters())
     network = ob.Network(0.0, nbytes / message if message else float("inf"))
     often, seldom = (
