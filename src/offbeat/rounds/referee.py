@@ -154,7 +154,7 @@ class Referee:
         """A round is over for ``rank``, where somebody may draw it again, or it somebody else."""
         assert self._pool is not None
         self._pool.over(rank)
-        return [] if self._still else self._start()
+        return self._start()
 
     def held(self, ranks: set[int]) -> list[int]:
         """These, and no others, are held up elsewhere: nobody waits for them until they are free.
