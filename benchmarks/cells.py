@@ -23,6 +23,7 @@ copy of the model on the wire) is free, or takes 0.5, 2 or 8 median steps. SGD w
   for 200 median steps, digits with momentum for 100.
 * *grace*: digits, 32 workers, 100 median steps, a message takes half a step; log-normal times with AdamW, one in 16
   slow for good with momentum: what a grace window does to the loss.
+* *draw 0*, a setting in all of them: the default without drawing, which is the default of more than 16 workers.
 * *coded*: the cells of *first* with 8 or 32 workers, some of which are slow for good. The rivals that were best or
   second best in a cell of *first*, and can be coded, with the codec that self_clocked has between hosts.
 """
@@ -69,9 +70,10 @@ RIVALS = {
     "Ringmaster": ob.ringmaster(),
     "Decoupled": ob.decoupled(),
 }
-DEFAULT, UNCODED, DRAWING = "self-clocked", "self-clocked uncoded", "self-clocked draw 2"
+DEFAULT, UNDRAWN, UNCODED = "self-clocked", "self-clocked draw 0", "self-clocked uncoded"
 OURS = {
     DEFAULT: ob.self_clocked(),
+    UNDRAWN: ob.self_clocked(draw=0),
     UNCODED: ob.self_clocked(codec=None),
     "self-clocked period 2 squares 1": ob.self_clocked(period=2, squares=1, codec=None),
     "self-clocked squares 1": ob.self_clocked(squares=1, codec=None),
@@ -84,7 +86,6 @@ AS_FEW, AS_MANY = "self-clocked as few", "self-clocked as many"
 SETTINGS = {  # squares beyond the number of workers count as so many
     AS_FEW: ob.self_clocked(period=1, group=None, pause=0.0, squares=1024, codec=None),
     AS_MANY: ob.self_clocked(period=1, group=2, pause=1.0, squares=16, codec=None),
-    DRAWING: ob.self_clocked(draw=2),
     "self-clocked outer momentum": ob.self_clocked(outer_momentum=0.4, codec=None),
 }
 GRACE = {
@@ -151,7 +152,7 @@ def fashion() -> Design:
         Cell(times, MESSAGES[i % 4], OPTIMISERS[(i + i // 4) % 2], 32 if i in (2, 3) else 8, "fashion")
         for i, times in enumerate(TIMES)
     ]
-    return Design(cells, ("all-reduce", *AMONG_TWO_BEST, UNCODED, DEFAULT))
+    return Design(cells, ("all-reduce", *AMONG_TWO_BEST, UNCODED, UNDRAWN, DEFAULT))
 
 
 def verses() -> Design:
@@ -159,7 +160,7 @@ def verses() -> Design:
         Cell(times, MESSAGES[(i + 2) % 4], OPTIMISERS[(i + 1 + i // 4) % 2], 16 if i in (2, 3) else 8, "verses", 120.0)
         for i, times in enumerate(TIMES)
     ]
-    return Design(cells, ("all-reduce", *AMONG_TWO_BEST, UNCODED, DEFAULT))
+    return Design(cells, ("all-reduce", *AMONG_TWO_BEST, UNCODED, UNDRAWN, DEFAULT))
 
 
 def thousand() -> Design:
@@ -168,12 +169,12 @@ def thousand() -> Design:
         for i, times in enumerate(("pareto", "bytedance-ar"))
         for j, message in enumerate((0.0, 2.0))
     ]
-    return Design(cells, ("all-reduce", "AD-PSGD", *BEST_OF_128, UNCODED, DEFAULT))
+    return Design(cells, ("all-reduce", "AD-PSGD", *BEST_OF_128, UNCODED, UNDRAWN, DEFAULT))
 
 
 def samples() -> Design:
     cells = [Cell(EVEN, 0.0, "AdamW", workers, "verses", 400.0, "samples") for workers in (4, 8, 16)]
-    methods = (DEFAULT, UNCODED, AS_FEW)
+    methods = (DEFAULT, UNDRAWN, UNCODED, AS_FEW)
     return Design(cells, ("all-reduce", *methods), dict.fromkeys(methods, "all-reduce"), 1.02)
 
 
@@ -196,7 +197,7 @@ def grace() -> Design:
 
 def coded() -> Design:
     cells = [cell for cell in first().cells if cell.times in CHRONIC and cell.workers <= 32]
-    return Design(cells, (*CODED, UNCODED, DEFAULT), {DEFAULT: UNCODED})
+    return Design(cells, (*CODED, UNCODED, UNDRAWN, DEFAULT), {DEFAULT: UNCODED})
 
 
 DESIGNS = {made.__name__: made for made in (first, fashion, verses, thousand, samples, few, grace, coded)}
