@@ -275,16 +275,18 @@ def main() -> None:
                 found[method] = known.get((cell, method)) or Search(cell, method, chosen.seeds)
     whole: Cells = {}
 
-    def told(search: Search) -> None:
-        found = by_cell[search.cell]
-        if search.cell not in whole and all(s.done for s in found.values()):
-            whole[search.cell] = found
-            table(report, search.cell, found)
+    def told(cell: Cell) -> None:
+        found = by_cell[cell]
+        if cell not in whole and all(s.done for s in found.values()):
+            whole[cell] = found
+            table(report, cell, found)
             report.close()
 
     store = Store(chosen.keep)
+    for cell in by_cell:  # of which everything may be in the record
+        told(cell)
     searches = [search for found in by_cell.values() for search in found.values()]
-    carry_out(searches, place, chosen.processes, chosen.stop_after, store, told)
+    carry_out(searches, place, chosen.processes, chosen.stop_after, store, lambda search: told(search.cell))
     for name, design in designs.items():
         of = {cell: whole[cell] for cell in cells[name] if cell in whole}
         if of and design.against:

@@ -219,9 +219,8 @@ class Referee:
         if self.in_batches and not self._ticks:
             return begun
         # Where a quorum has let one group meet, all who are there may: they are as many rounds as they make groups.
-        while self._pool is not None or self._may_start(self.started):
-            quorum = bool(begun) or self._may_start(self.started)
-            if self._hopes_for_more(self.started) or not self._are_called(self.started, quorum):
+        while (quorum := self._may_start(self.started)) or self._pool is not None:
+            if self._hopes_for_more(self.started) or not self._are_called(self.started, quorum or bool(begun)):
                 return begun
             begun.append(self.started)
             self.started += 1
