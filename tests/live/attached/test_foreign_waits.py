@@ -112,7 +112,7 @@ def test_a_call_that_is_made_of_several_counts_once(told: Told) -> None:
     (_, waits), (late_s, _) = told(several_kinds)
     calls, seconds = waits["all_gather_object"]
     assert calls == 4
-    assert seconds == pytest.approx(late_s, rel=0.05)
+    assert seconds == pytest.approx(late_s, rel=0.3), "counted with its parts it would be twice as much"
     assert "all_gather" not in waits
 
 
