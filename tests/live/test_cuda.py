@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import offbeat as ob
+from offbeat.live.carriers import adding, kernels
 from offbeat.live.carriers.staging import Staging
 from offbeat.tensors.vector import Vec
 from tests.support.counted import AT_MOST, Seen, one_case
@@ -17,6 +18,7 @@ from tests.support.flows import Flow, flow_of
 from tests.support.in_step import IN_STEP as SIMPLE
 from tests.support.nets import PATIENCE_S, batch, flat, net, sgd
 from tests.support.scenarios import Call, Turns, in_turn
+from tests.support.sums import SHAPES, terms_of
 
 pytestmark = [
     pytest.mark.live,
@@ -146,6 +148,23 @@ def memory_left(rank: int, name: str) -> list[int]:
         del optimizer, pieces, x
         seen.append(torch.cuda.memory_allocated())
     return seen
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("first", [0, 1], ids=["at whole words", "beside them"])
+@pytest.mark.parametrize("name", [name for name in SHAPES if sum(map(len, SHAPES[name])) > 2])
+def test_a_sum_in_one_pass_has_the_bits_of_torchs_passes(
+    name: str, first: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terms = [[(t.to("cuda", dtype)[first:], f) for t, f in term] for term in terms_of(SHAPES[name])]
+    numel = terms[0][0][0].numel()
+    found, expected = torch.zeros(2, numel, dtype=dtype, device="cuda")
+    assert kernels.add_in_one_pass(found, terms, 3, 16, numel - 5), "there is no compiler"
+    monkeypatch.setattr(adding, "add_in_one_pass", lambda *_: False)
+    adding.add_up(expected, terms, 3, 16, numel - 5)
+    assert torch.equal(found, expected)
+    assert not found[:16].any()
+    assert not found[numel - 5 :].any()
 
 
 @pytest.mark.parametrize("name", METHODS)

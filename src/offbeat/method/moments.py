@@ -71,14 +71,17 @@ def as_of_the_mean(
             step = of[0]["step"]
             step = step.double() if isinstance(step, Tensor) else step
             scale = (1 - beta2**step) / (1 - beta1**step) ** 2
-            squares = [state["exp_avg_sq"] for state in of]
-            means = torch._foreach_pow([state["exp_avg"] for state in of], 2)
-            torch._foreach_mul_(means, scale)
-            noise = torch._foreach_sub(squares, means)
+            share = 1 - 1 / workers
+            squares, means = [state["exp_avg_sq"] for state in of], [state["exp_avg"] for state in of]
+            if isinstance(scale, Tensor) and scale.is_cuda:  # to ask for its value would wait for the GPU
+                noise = torch._foreach_mul(means, means)
+                torch._foreach_mul_(noise, -scale)
+                torch._foreach_add_(noise, squares)
+            else:
+                noise = torch._foreach_addcmul(squares, means, means, value=-float(scale))
             torch._foreach_clamp_min_(noise, 0.0)
-            torch._foreach_mul_(noise, 1 - 1 / workers)
-            torch._foreach_sub_(squares, noise)
-            taken.append((squares, list(noise), float(beta2)))
+            torch._foreach_add_(squares, noise, alpha=-share)
+            taken.append((squares, list(noise), float(beta2) * share))
     yield
     for own, less, decay in taken:
         torch._foreach_add_(own, less, alpha=decay)

@@ -63,14 +63,15 @@ def ad_psgd(graph: str | Iterable[Edge] = "exponential") -> Body:
     async def body(me: Replica) -> None:
         whom = topology.graph(graph, me.size)
         await Share(me.x, neighbours(whom, me.rank))
+        memory = me.x.clone()
         async for t in me.own_steps():
             near = whom(t).senders(me.rank)
             peer = near[draw.below(len(near), me.seed, t, me.rank)] if near else me.rank
             meeting = await Begin(Meet(peer))
-            x_hat = me.x.clone()
+            x_hat = memory.copy_(me.x)
             me.step(await Grad())
             await Finish(meeting)
-            me.x.copy_(await Add(me.x - x_hat))
+            me.x.copy_(await Add(x_hat.way_to(me.x)))
         me.x.copy_(await Retire())
 
     return body

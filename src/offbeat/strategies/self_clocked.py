@@ -193,7 +193,7 @@ def self_clocked(
             """How far I have moved since I handed in; from now on that is handed in."""
             nonlocal steps, through, took, pushed
             moved, steps, through, took, pushed = steps > 0 or pushed, 0, False, 0, False
-            return before.taken_from_(me.x) if moved else None
+            return before.way_to(me.x) if moved else None
 
         talking = me.reported.talking or Talking()
         me.report(talking=talking, coded=Q.name if Q else None)

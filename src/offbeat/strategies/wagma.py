@@ -161,7 +161,7 @@ def wagma(
         async for t in me.own_steps(per_node):
             x_hat = memory.copy_(me.x)
             me.step(await own_gradient(me, per_node))
-            step = x_hat.taken_from_(me.x)  # x − x̂
+            step = x_hat.way_to(me.x)  # x − x̂
             adopt(await partial.mix(step, t))
         async for got in partial.rest(lambda: None):
             adopt([got])

@@ -88,10 +88,7 @@ class Vec:
         return Vec([torch.zeros_like(p) for p in self.parts], self._phantom_bytes)
 
     def copy_(self, other: Vec) -> Vec:
-        for p, q in zip(self.parts, other.parts, strict=True):
-            p.copy_(q)
-        self.used = other.used
-        return self
+        return other.put_into(self)
 
     def put_into(self, target: Vec, scale: float = 1.0) -> Vec:
         """Let ``target`` be ``scale`` times this vector, in one go."""
@@ -119,6 +116,10 @@ class Vec:
             torch.sub(q, p, out=p)
         self.used = either(self.used, other.used)
         return self
+
+    def way_to(self, other: Vec) -> Way:
+        """``other`` minus this, which takes the place of this when somebody reads it."""
+        return Way(self, other)
 
     def mul_(self, factor: Vec | float) -> Vec:
         return self.copy_(self * factor) if isinstance(factor, Vec) else self._scale_(factor)
@@ -168,6 +169,52 @@ class Vec:
                 views.append(p[a:b])
             start += p.numel()
         return Vec(views)
+
+
+class Way(Vec):
+    """How far it is from ``start`` to ``end``, made where it is needed.
+
+    Put elsewhere, it is made there in one pass. Whoever reads it finds it in the memory of ``start``, which is then
+    gone. So neither may change before it was put or read for the last time.
+    """
+
+    __slots__ = ("_made", "end", "start")
+
+    def __init__(self, start: Vec, end: Vec) -> None:
+        self.start, self.end, self._made = start, end, False
+        self._phantom_bytes = start._phantom_bytes
+        self.used = either(start.used, end.used)
+
+    @property
+    def is_made(self) -> bool:
+        """Whether it lies in memory of its own."""
+        return self._made
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:  # type: ignore[override]
+        if not self._made:
+            self._made = True
+            self.start.taken_from_(self.end)
+        return self.start.parts
+
+    @property
+    def nbytes(self) -> int:
+        return self.start.nbytes
+
+    @property
+    def numel(self) -> int:
+        return self.start.numel
+
+    def put_into(self, target: Vec, scale: float = 1.0) -> Vec:
+        if self._made or scale != 1.0:
+            return super().put_into(target, scale)
+        for p, a, b in zip(target.parts, self.start.parts, self.end.parts, strict=True):
+            torch.sub(b, a, out=p)
+        target.used = self.used
+        return target
+
+    def pairs_with(self, target: Vec) -> list[tuple[Tensor, Tensor]] | None:
+        return super().pairs_with(target) if self._made else None
 
 
 def scalar(value: float, like: Vec) -> Vec:

@@ -7,15 +7,16 @@ the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from offbeat.live.carriers.hands import ONE, Hands
+from offbeat.live.carriers.kernels import Term, add_in_one_pass
+from offbeat.tensors.vector import Used, Vec, Way
 
 CHUNK = 1 << 16  # numbers: out and one term stay well inside a core's second cache
-Term = Sequence[tuple[Tensor, float]]  # one member's: tensors with what each counts
 
 
 def add_up(
@@ -32,6 +33,8 @@ def add_up(
 def _add_up(out: Tensor, terms: Sequence[Term], divisor: float, lo: int, hi: int) -> None:
     if not terms:
         out[lo:hi].zero_()
+        return
+    if out.is_cuda and add_in_one_pass(out, terms, divisor, lo, hi):
         return
     chunk = hi - lo if out.is_cuda else CHUNK * max(1, torch.get_num_threads())
     several = any(len(term) > 1 for term in terms[1:])
@@ -78,8 +81,9 @@ def _add_in_place(mine: Tensor, terms: Sequence[Tensor], lo: int, hi: int) -> No
 
 def _put(here: Tensor, term: Term, a: int, b: int) -> Tensor:
     (first, factor), *rest = term
-    if rest and factor == rest[0][1] == 1.0:  # one pass for two
-        torch.add(first[a:b], rest.pop(0)[0][a:b], out=here)
+    if rest and factor == 1.0:  # one pass for two
+        second, f = rest.pop(0)
+        torch.add(first[a:b], second[a:b], alpha=f, out=here)
     elif factor == 1.0:
         here.copy_(first[a:b])
     else:
@@ -87,6 +91,47 @@ def _put(here: Tensor, term: Term, a: int, b: int) -> Tensor:
     for tensor, f in rest:
         here.add_(tensor[a:b], alpha=f)
     return here
+
+
+def lay(x: Vec, target: Vec, hands: Hands) -> None:
+    """Let ``target`` be ``x``, made or copied there in one pass."""
+    if isinstance(x, Way) and not x.is_made:
+        for into, start, end in zip(target.parts, x.start.parts, x.end.parts, strict=True):
+            add_up(into, [[(end, 1.0), (start, -1.0)]], 1, hands=hands)
+        target.used = x.used
+    elif target.parts[0].is_cuda or (pairs := x.pairs_with(target)) is None:
+        x.put_into(target)
+    else:
+        with torch.no_grad():
+            hands.copy(pairs)
+
+
+class Unadded(Vec):
+    """A sum of vectors that have not been added up yet: it is made where it is put, in one pass.
+
+    Whoever reads it gets it in memory that ``room`` gives.
+    """
+
+    __slots__ = ("_hands", "_made", "_room", "_term")
+
+    def __init__(self, term: Sequence[tuple[Vec, float]], used: Used, room: Callable[[], Vec], hands: Hands) -> None:
+        self._term, self._room, self._hands, self._phantom_bytes, self.used = term, room, hands, 0, used
+        self._made: Vec | None = None
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:  # type: ignore[override]
+        if self._made is None:
+            made = self._room()
+            self._made = self.put_into(made)
+        return self._made.parts
+
+    def put_into(self, target: Vec, scale: float = 1.0) -> Vec:
+        if self._made is not None or scale != 1.0:
+            return super().put_into(target, scale)
+        for p, tensor in enumerate(target.parts):
+            add_up(tensor, [[(v.parts[p], f) for v, f in self._term]], 1, hands=self._hands)
+        target.used = self.used
+        return target
 
 
 def stretch(numel: int, part: int, parts: int) -> tuple[int, int]:

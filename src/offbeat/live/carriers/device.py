@@ -28,7 +28,7 @@ def _driver() -> Any:
     return ctypes.CDLL("libcuda.so.1")
 
 
-def _call(name: str, *args: Any) -> None:
+def call_driver(name: str, *args: Any) -> None:
     """Call the driver; raises OSError with what it says."""
     result = getattr(_driver(), name)(*args)
     if result:
@@ -49,10 +49,10 @@ class Allocation:
         with torch.cuda.device(device):
             torch.cuda.init()  # the driver's calls need the context that torch makes
             try:
-                _call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(max(nbytes, 1)))
+                call_driver("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(max(nbytes, 1)))
             except OSError:
                 torch.cuda.empty_cache()  # torch may keep free memory for itself
-                _call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(max(nbytes, 1)))
+                call_driver("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(max(nbytes, 1)))
         return cls(int(pointer.value), device, own=True)
 
     @classmethod
@@ -61,7 +61,7 @@ class Allocation:
         pointer, given = ctypes.c_uint64(), _Handle()
         ctypes.memmove(ctypes.byref(given), handle, HANDLE_BYTES)
         with torch.cuda.device(device):
-            _call("cuIpcOpenMemHandle_v2", ctypes.byref(pointer), given, ctypes.c_uint(_LAZY_PEER_ACCESS))
+            call_driver("cuIpcOpenMemHandle_v2", ctypes.byref(pointer), given, ctypes.c_uint(_LAZY_PEER_ACCESS))
         return cls(int(pointer.value), device, own=False)
 
     @property
@@ -69,7 +69,7 @@ class Allocation:
         """What another process opens it by."""
         given = _Handle()
         with torch.cuda.device(self._device):
-            _call("cuIpcGetMemHandle", ctypes.byref(given), ctypes.c_uint64(self._pointer))
+            call_driver("cuIpcGetMemHandle", ctypes.byref(given), ctypes.c_uint64(self._pointer))
         return ctypes.string_at(ctypes.byref(given), HANDLE_BYTES)
 
     def tensor(self, dtype: torch.dtype, numel: int, offset: int) -> Tensor:
@@ -83,7 +83,7 @@ class Allocation:
         pointer, self._pointer = self._pointer, 0
         if pointer:
             with torch.cuda.device(self._device):
-                _call("cuMemFree_v2" if self._own else "cuIpcCloseMemHandle", ctypes.c_uint64(pointer))
+                call_driver("cuMemFree_v2" if self._own else "cuIpcCloseMemHandle", ctypes.c_uint64(pointer))
 
 
 class _View:

@@ -12,10 +12,11 @@ import mmap
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from offbeat.live.carriers.adding import lay
 from offbeat.live.carriers.hands import Hands
+from offbeat.live.carriers.kernels import prepare
 from offbeat.live.carriers.memory import round_up, shared_memory, vector_bytes
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.waiter import Waiter
@@ -38,6 +39,8 @@ class Shelves:
         self._slot_bytes = round_up(max(self.vector_bytes, 1), mmap.PAGESIZE)
         device = like.parts[0].device
         self.on_device = device.type == "cuda"
+        if self.on_device:
+            prepare(device, (kind for kind, _ in self._kinds))
         self.slots = ON_DEVICE if self.on_device else max(FEWEST, min(MOST, BYTES // len(ranks) // self._slot_bytes))
         flag_bytes = round_up(self.slots * len(ranks) * 8, mmap.PAGESIZE)
         self._head_bytes = flag_bytes + round_up(self.slots * parameters, mmap.PAGESIZE)
@@ -61,12 +64,7 @@ class Shelves:
 
     def lay(self, x: Vec, member: int, slot: int) -> None:
         """Let a slot hold ``x``."""
-        target, pairs = self.vec(member, slot), None if self.on_device else x.pairs_with(self.vec(member, slot))
-        if pairs is None:
-            x.put_into(target)
-        else:
-            with torch.no_grad():
-                self.hands.copy(pairs)
+        lay(x, self.vec(member, slot), self.hands)
         self.note_used(member, slot, x.used)
 
     # Flags.

@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from offbeat.live.carriers.adding import add_up, stretch
+from offbeat.live.carriers.adding import Unadded, add_up, stretch
 from offbeat.live.carriers.memory import nap
 from offbeat.live.carriers.shelves import Shelves
 from offbeat.live.partial.stacks import DEPOSITS, READS, SEEN
@@ -95,6 +95,11 @@ class Delivery:
         """The sums that are results themselves; others only go into them."""
         return {k for refs, _ in self.answer.results for member, k, _ in refs if member < 0}
 
+    @property
+    def of_sums_alone(self) -> bool:
+        """Whether no deposit has to be added to a sum to make a result."""
+        return all(member < 0 for refs, _ in self.answer.results for member, _, _ in refs)
+
 
 class Reader:
     """What every kind of worker's side does. ``rank`` is how the hub knows it; ``heard`` is given every answer."""
@@ -125,9 +130,11 @@ class Reader:
 
     # Words.
 
-    def send(self, word: Word, a: int = 0, b: int = 0, c: int = -1, data: bytes = b"") -> None:
+    def send(self, word: Word, a: int = 0, b: int = 0, c: int = -1, data: bytes = b"", settled: bool = True) -> None:
+        """``settled``: what was laid down before is there, and what was given has been read."""
         self._board.check()  # else one that needs nobody would go on without the others
-        self._shelves.settle()  # what was laid down is there, and what was given has been read
+        if settled:
+            self._shelves.settle()
         self.asked_s = time.monotonic()
         try:
             self._line.sendall(Frame(word, self._rank, a, b, c, data=data).pack())
@@ -313,19 +320,16 @@ class Reader:
         return [[(self._sum(k, told) if m < 0 else self._shelves.vec(m, k), f) for m, k, f in term] for term in terms]
 
     def value(self, refs: Sequence[Ref], told: Delivery, plus: Vec | None = None) -> Vec:
-        """One of them; ``plus`` is added to it."""
+        """One of them; ``plus`` is added to it. To be read before I lay down anything else."""
         if len(refs) == 1 and refs[0][0] < 0 and refs[0][2] == 1.0 and plus is None:
             return self._sum(refs[0][1], told)
-        out = self._memory(told)
-        self._fill(out, [refs], 1, told, plus)
-        return out
-
-    def _fill(
-        self, out: Vec, terms: Sequence[Sequence[Ref]], divisor: int, told: Delivery, plus: Vec | None = None
-    ) -> None:
-        read = self._readable(terms, told)
+        (term,) = self._readable([refs], told)
         if plus is not None:
-            read[0].append((plus, 1.0))
+            term.append((plus, 1.0))
+        return Unadded(term, self._used([refs], told.sums), lambda: self._memory(told), self._shelves.hands)
+
+    def _fill(self, out: Vec, terms: Sequence[Sequence[Ref]], divisor: int, told: Delivery) -> None:
+        read = self._readable(terms, told)
         for p, tensor in enumerate(out.parts):
             add_up(tensor, [[(v.parts[p], f) for v, f in term] for term in read], divisor, hands=self._shelves.hands)
         out.used = self._used(terms, told.sums)

@@ -46,7 +46,7 @@ class Visitor:
 
     def meet(self, peer: int) -> Meeting:
         """Both take the mean of the two, before anything else that either of them does from now on."""
-        self._reader.send(Word.MEET, peer)
+        self._reader.send(Word.MEET, peer, settled=False)  # nothing was laid down for it
         if peer != self._board.rank:
             self.wire_bytes += 2 * self._nbytes
         return Meeting()
