@@ -22,7 +22,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -96,9 +96,9 @@ class Delivery:
         return {k for refs, _ in self.answer.results for member, k, _ in refs if member < 0}
 
     @property
-    def of_sums_alone(self) -> bool:
-        """Whether no deposit has to be added to a sum to make a result."""
-        return all(member < 0 for refs, _ in self.answer.results for member, _, _ in refs)
+    def deposits(self) -> set[int]:
+        """Slots that are to be added to a sum to make a result: its worker's own, nobody else's lie there."""
+        return {slot for refs, _ in self.answer.results for member, slot, _ in refs if member >= 0}
 
 
 class Reader:
@@ -199,18 +199,18 @@ class Reader:
 
     # Slots.
 
-    def put(self, x: Vec) -> int:
-        """Lay ``x`` into a slot that nobody reads."""
+    def put(self, x: Vec, but_not: Collection[int] = ()) -> int:
+        """Lay ``x`` into a slot that nobody reads, and that is none of these."""
         self._look_for_free()
         if len(self._busy) >= FEW:
-            self._merge()
-        slot = self._claim()
+            self._merge(but_not)
+        slot = self._claim(but_not)
         self._shelves.lay(x, self._rank, slot)
         return slot
 
-    def _claim(self) -> int:
+    def _claim(self, but_not: Collection[int]) -> int:
         with self._books:
-            free = set(range(DEPOSITS)) - self._busy
+            free = set(range(DEPOSITS)) - self._busy - set(but_not)
             if not free:
                 raise OffbeatError(
                     f"{DEPOSITS} deposits of rank {self._board.rank} are being read by workers that stand still"
@@ -224,12 +224,12 @@ class Reader:
             self._busy.difference_update(slot for _, slot, complete in there if complete)
             self._until_seen = [(recipe, slot) for recipe, slot, complete in there if not complete]
 
-    def _merge(self) -> None:
+    def _merge(self, but_not: Collection[int]) -> None:
         """Many deposits lie in the tray: their sum takes their place, unless one has been taken in the meantime."""
         places: list[Ref] = self.ask(Word.OWED).about[0] or []
         if len(places) < 2:
             return
-        slot = self._claim()
+        slot = self._claim(but_not)
         self._add(self._shelves.vec(self._rank, slot), [places], 1)
         self._shelves.note_used(self._rank, slot, self._used([places], []))
         old = [number for _, number, _ in places]

@@ -107,19 +107,14 @@ class Taker:
         self._wait_for(ahead.ready_within)
         self._lay_spare(ahead.asked())
         told = ahead.take()
-        if self._channel.rules.absent != "shared":
+        if self._channel.rules.absent == "shared":  # the newest will do, and knows nothing of this step
+            newest = [one for one in told if one.answer.results][-1:]
+            # It may stand on a deposit of mine whose slot is free by now, and is read only after this.
+            slot = self._reader.put(x, but_not={mine for one in newest for mine in one.deposits})
+            taken = self._gots(newest, plus=self._reader.slot((self._rank, slot)))
+        else:
             taken = self._gots(told)
             slot = self._reader.put(x)
-        else:  # the newest will do, and knows nothing of this step
-            newest = [one for one in told if one.answer.results][-1:]
-            if all(one.of_sums_alone for one in newest):
-                slot = self._reader.put(x)
-                taken = self._gots(newest, plus=self._reader.slot((self._rank, slot)))
-            else:  # read before anything is laid down: it stands on a deposit of mine whose slot may be free by now
-                taken = self._gots(newest, plus=x)
-                for got in taken:
-                    got.value.parts  # noqa: B018
-                slot = self._reader.put(x)
         ahead.hand_in(slot, step, told)
         return taken
 
