@@ -136,7 +136,7 @@ def play(
         for to, letter in desk.hear(Frame(word, worker.rank, a, b, c, data=said)):
             if to is not None and to < size and letter.word is Word.ANSWER:
                 workers[to].told(marshal.loads(letter.data))
-        most = max(most, size * (SLOTS - DEPOSITS) - sum(map(len, slots._free)))
+        most = max(most, size * (SLOTS - DEPOSITS) - sum(map(len, slots._new)) - len(slots._free))
 
     def lay_replica(worker: Worker, asked: Any) -> None:
         home = tuple(asked[1][0][0])

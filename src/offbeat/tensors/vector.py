@@ -181,7 +181,7 @@ class Way(Vec):
     __slots__ = ("_made", "end", "start")
 
     def __init__(self, start: Vec, end: Vec) -> None:
-        self.start, self.end, self._made = start, end, False
+        self.start, self.end, self._made, self.cut = start, end, False, None
         self._phantom_bytes = start._phantom_bytes
         self.used = either(start.used, end.used)
 

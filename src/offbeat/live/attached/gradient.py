@@ -126,3 +126,26 @@ class FlatGradient(InPlace):
                 p.grad = None
             elif p.grad is not view:
                 p.grad = view
+
+
+def land(flat: Flat, g: Vec) -> bool:
+    """``p.grad`` is ``g`` from now on, in the memory that backward has made for it: no other is needed.
+
+    False: somebody has no gradient of its own, or one whose memory holds more than that; nothing has been done.
+    """
+    own = [p.grad for p in flat.params]
+    for p, grad in zip(flat.params, own, strict=True):
+        if grad is None or grad.layout != torch.strided or grad.dtype != p.data.dtype or _shares_memory(grad):
+            return False
+    if not (g.used is None or all(g.used)) or len({grad.data_ptr() for grad in own}) < len(own):
+        return False
+    if g.cut is None:
+        g.cut = flat.layout.views(g.parts)
+    with torch.no_grad():
+        torch._foreach_copy_(own, g.cut)
+    return True
+
+
+def _shares_memory(grad: Tensor) -> bool:
+    """Whether something else may lie in its memory, or two of its own numbers in one place."""
+    return grad.untyped_storage().nbytes() != grad.numel() * grad.element_size()

@@ -17,7 +17,7 @@ from torch import Tensor
 from offbeat.live.attached.buckets import STEP_MODULUS, Buckets
 from offbeat.live.attached.driver import Driver
 from offbeat.live.attached.flat import Flat
-from offbeat.live.attached.gradient import FlatGradient, InPlace, OwnGradient
+from offbeat.live.attached.gradient import FlatGradient, InPlace, OwnGradient, land
 from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.transport.waiter import Work
 from offbeat.method.effects import Batch, Done, Grad, GradMix
@@ -85,7 +85,7 @@ class Gradients:
 
     def put(self, g: Vec) -> None:
         """``p.grad`` is ``g`` now, if it was not before: the inner optimiser reads it there."""
-        if not isinstance(g, InPlace):
+        if not isinstance(g, InPlace) and (self._lazy_memory is not None or not land(self._flat, g)):
             self._memory.land(g)
 
     @property

@@ -117,6 +117,7 @@ class Unadded(Vec):
     def __init__(self, term: Sequence[tuple[Vec, float]], used: Used, room: Callable[[], Vec], hands: Hands) -> None:
         self._term, self._room, self._hands, self._phantom_bytes, self.used = term, room, hands, 0, used
         self._made: Vec | None = None
+        self.cut = None
 
     @property
     def parts(self) -> tuple[Tensor, ...]:  # type: ignore[override]

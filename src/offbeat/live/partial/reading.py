@@ -308,10 +308,10 @@ class Reader:
             add_up(tensor, [[(v.parts[p], f) for v, f in term] for term in terms], recipe.divisor, lo, hi, hands)
         if part == 0:
             used = self._used(recipe.terms, told.sums)
-            if owner:
-                self._shelves.note_used(member, slot, used)
-            else:
+            if recipe.private and not owner:
                 out.used = used
+            else:
+                self._shelves.note_used(member, slot, used)
         if not recipe.private or owner:
             self._shelves.settle()
             self._shelves.raise_flag(member, slot, part, recipe.number)
@@ -344,8 +344,8 @@ class Reader:
                 if not self._is_there(recipe):  # else what we have read may be newer than this sum
                     told.made[k] = out
                     return out
-            shared = self._shelves.vec(*recipe.home)
-            told.made[k] = Vec(shared.parts, used=self._shelves.used([recipe.home]))
+            told.made[k] = self._shelves.vec(*recipe.home)
+            told.made[k].used = self._shelves.used([recipe.home])
         return told.made[k]
 
     def _comes(self, recipe: Recipe, since_s: float) -> bool:

@@ -186,7 +186,10 @@ class Slots:
         # Sums are numbered when they are given a slot: a slot's flags only grow, and an older round's sum may come to
         # lie where a newer one's lay, if nobody has needed it before.
         self._numbers = itertools.count()
-        self._free: list[list[int]] = [list(range(slots - 1, DEPOSITS - 1, -1)) for _ in range(size)]
+        self._new: list[list[int]] = [list(range(slots - 1, DEPOSITS - 1, -1)) for _ in range(size)]
+        # Those that have held a sum, and are free again. Memory that was written to stays: so these come first, in
+        # whosever shelf they are, since every worker can write to all.
+        self._free: list[tuple[int, int]] = []
 
     def letters(self, answers: Sequence[Reply]) -> list[Letter]:
         """The answers as letters; whoever is answered now adds up what nobody has added up yet."""
@@ -200,26 +203,34 @@ class Slots:
     def _assign(self, total: Sum, takers: list[int]) -> None:
         if not self._shares:
             takers = takers[:1]
-        owner = takers[0]
-        if not self._free[owner]:
+        private = self._small and self._shares
+        home = self._slot(takers[0], own=private)
+        if home is None:
             raise MemoryError(f"no slot is free for round {total.version}: too many results wait for a worker")
-        home = owner, self._free[owner].pop()
-        total.assign(home, next(self._numbers), tuple(takers), self._small and self._shares, self._give_back)
+        total.assign(home, next(self._numbers), tuple(takers), private, self._give_back)
+
+    def _slot(self, owner: int, own: bool = False) -> tuple[int, int] | None:
+        """A free one; ``own``: in this worker's shelf."""
+        k = next((k for k in reversed(range(len(self._free))) if not own or self._free[k][0] == owner), None)
+        if k is not None:
+            return self._free.pop(k)
+        return (owner, self._new[owner].pop()) if self._new[owner] else None
 
     def room(self, owner: int, version: int) -> list[Sum] | None:
-        """Slots for a replica that this worker is to lay into its shelf; None: there are too few."""
-        if len(self._free[owner]) < 2 * VECTORS:
+        """Slots for a replica that this worker is to lay down; None: there are too few."""
+        if len(self._new[owner]) < 2 * VECTORS:
             return None
         out = []
         for _ in range(VECTORS):
-            one = Sum(version, [], 1)
-            one.assign((owner, self._free[owner].pop()), next(self._numbers), (), False, self._give_back)
+            one, home = Sum(version, [], 1), self._slot(owner)
+            assert home is not None
+            one.assign(home, next(self._numbers), (), False, self._give_back)
             one.complete = True  # nobody is told of it before it is
             out.append(one)
         return out
 
     def _give_back(self, home: tuple[int, int]) -> None:
-        self._free[home[0]].append(home[1])
+        self._free.append(home)
 
     def _letter(self, answer: Reply) -> Letter:
         chair, sums = answer.chair, answer.sums
