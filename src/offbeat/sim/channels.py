@@ -98,8 +98,10 @@ class SimulatedChannel:
         answer(self.chairs[rank].seat.is_through(step))
 
     def finished(self, rank: int) -> None:
-        """It never counts again, so a quorum may be complete now."""
-        self._tell(rank, self.chairs[rank].seat.finish())
+        """It never counts again, so a quorum may be complete now. What it has left is handed in before that."""
+        chair = self.chairs[rank]
+        self._tell(rank, chair.seat.renew(chair.channel.holds()))
+        self._tell(rank, chair.seat.finish())
 
     def rest(self, rank: int, x: Vec | None, answer: Callable[[Got | None], None]) -> None:
         """The next result, or None when nothing more can come."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import offbeat as ob
-from tests.support.counted import AT_MOST, BATCHES, CASES, EAGER, HELD_STEP, Seen, once_each, one_case
+from offbeat.live.partial.endpoints import Endpoints
+from tests.support.counted import AT_MOST, BATCHES, CASES, EAGER, HELD_STEP, Seen, counted, once_each, one_case
 from tests.support.scenarios import CARRIERS, Call, Turns, in_turn, over
 
 pytestmark = pytest.mark.live
@@ -57,6 +60,20 @@ def nobody_late(size: int) -> dict[str, ob.Strategy]:
         "wagma": ob.wagma(group=size, wait="everyone"),
         "wagma, full": ob.wagma(tau=1),
     }
+
+
+def held_up_at_the_end(rank: int) -> Seen:
+    """Rank 0 takes its last steps while its exchange is under way, and then stands still for long."""
+    told = Endpoints.finished
+
+    def slowly(self: Endpoints) -> None:
+        told(self)
+        time.sleep(0.4 * (rank == 0))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Endpoints, "finished", slowly)
+        bounded = CASES["self-clocked, bounded"]
+        return counted(rank, 2, bounded, (7, 14), lambda step: 0.0 if rank == 0 and step >= 4 else 0.05)
 
 
 Ran = dict[int, Turns[str]]
@@ -119,6 +136,12 @@ def test_a_bound_on_staleness_is_held(ran: Ran, size: int, name: str) -> None:
     stale = [age for one in ran[size][name] for r in one.rounds for age in r.staleness.values() if r.started_by >= 0]
     assert isinstance(bound, int)
     assert max(stale, default=0) <= bound
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_the_bound_holds_for_the_last_steps_of_one_who_is_slow_to_end(carrier: str) -> None:
+    for one in in_turn({"": Call(over, (carrier, held_up_at_the_end))}, 2, init=False)[""]:
+        assert max(age for r in one.rounds if r.started_by >= 0 for age in r.staleness.values()) <= 2
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -49,7 +49,8 @@ class Alone:
         """Always: nobody else is waited for."""
         return self._seat.is_through(step)
 
-    def finished(self) -> None:
+    def finished(self, x: Vec | None) -> None:
+        self.renew(x)
         self._tell(self._seat.finish())
 
     def renew(self, x: Vec | None) -> None:

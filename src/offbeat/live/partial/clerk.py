@@ -123,8 +123,9 @@ class Clerk:
             self._say(THROUGH, found)
             return found
 
-    def finished(self) -> None:
-        """No data left: never counts again, but goes on answering."""
+    def finished(self, x: Vec | None) -> None:
+        """No data left: never counts again, but goes on answering, from now on with ``x``."""
+        self.renew(x)  # before anybody hears that nothing of mine has to be waited for any more
         with self._lock:
             notice = self._seat.finish()
         self._tell(notice)

@@ -236,9 +236,10 @@ class Endpoints:
 
     def finished(self) -> None:
         """No step left to take. (Shared weights hear it when their worker retires.)"""
-        for end in (self._clerk, self._bell):
-            if end is not None:
-                end.finished()
+        if self._clerk is not None and self._channel is not None:
+            self._clerk.finished(self._channel.holds())
+        if self._bell is not None:
+            self._bell.finished()
 
     def adopt(self, x: Vec) -> None:
         """The weights were made equal on all ranks in the middle of a run."""

@@ -41,7 +41,8 @@ class FollowingClerk(Clerk):
     def through(self, step: int) -> bool:
         return bool(self._orders.answer(THROUGH))
 
-    def finished(self) -> None:
+    def finished(self, x: Vec | None) -> None:
+        self.renew(x)
         if not self._seat.has_finished:
             with self._orders.turn("finish"):
                 self._seat.finish()

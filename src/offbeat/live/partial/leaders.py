@@ -114,8 +114,8 @@ class Leader:
         self._clerk.stand(all_there, agree_together, apply_together)
         self._inside.tell(Command.OVER)
 
-    def finished(self) -> None:
-        self._clerk.finished()
+    def finished(self, x: Vec | None) -> None:
+        self._clerk.finished(x)
 
     def renew(self, x: Vec | None) -> None:
         self._clerk.renew(x)
@@ -194,7 +194,7 @@ class Follower:
             else:
                 apply(results)
 
-    def finished(self) -> None:
+    def finished(self, x: Vec | None) -> None:
         """The leader says so for all."""
 
     def renew(self, x: Vec | None) -> None:

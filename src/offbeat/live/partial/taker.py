@@ -137,9 +137,10 @@ class Taker:
             self._ahead.stop(self._wait_for)
             self._lay_spare(self._ahead.asked())
 
-    def finished(self) -> None:
-        """No data left: never counts again."""
+    def finished(self, x: Vec | None) -> None:
+        """No data left: never counts again; ``x`` answers for me from now on."""
         self._stop_looking_ahead()
+        self.renew(x)  # before anybody hears that nothing of mine has to be waited for any more
         self._reader.ask(Word.FINISHED)
 
     def renew(self, x: Vec | None) -> None:

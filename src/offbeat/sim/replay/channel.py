@@ -167,7 +167,7 @@ class ReplayedChannel:
                 chair.events.popleft()
                 seat.finish()
             case "renew":
-                if not (chair.rests or chair.stands or chair.renews):
+                if not (chair.rests or chair.stands or chair.finishes or chair.renews):
                     return self._waits(rank, chair, event)
                 chair.events.popleft()
                 seat.renew(chair.renews.popleft() if chair.renews else chair.channel.holds())
