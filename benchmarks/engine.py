@@ -1,6 +1,7 @@
 """What bytes cost with real models: several workers on one GPU, or on the cores of one host.
 
-    python benchmarks/engine.py [--json FILE] [--repeats 3] [--only rounds,gpt,large,coded] [--cases none,const,stalls]
+    python benchmarks/engine.py [--json FILE] [--repeats 3] [--only rounds,gpt,large,coded,memory]
+                                [--cases none,const,stalls]
 
 - rounds: one partial round (everybody there) of a vector on the device, beside torch's own Gloo all-reduce of it.
 - gpt, large: a GPT of 23 or 109 million parameters, AdamW, bf16 autocast on a GPU: wall time of a step over that of the
@@ -8,6 +9,8 @@
   a stall of 300 ms with p = 0.1 for each. The figures are those of the workers that are not the slow one; with the GPU
   memory that a worker holds beyond the loop alone.
 - coded: the round of ``rounds`` with a codec, over the one without.
+- memory: how many copies of the model a worker holds at most, between two steps, beyond the loop alone: its own memory
+  and its share of what all see, while nobody is slow.
 
 Without a GPU the models are smaller, and the figures are those of the cores.
 """
@@ -15,7 +18,10 @@ Without a GPU the models are smaller, and the figures are those of the cores.
 from __future__ import annotations
 
 import gc
+import os
+import re
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -219,7 +225,86 @@ def coded(report: Report, repeats: int, workers: int) -> None:
         report.row(what, spread(ratios), "at most 1.3", median(ratios) <= 1.3)
 
 
+COPIES = {"eager{}": 2, "wagma{}": 2, "wagma{'merge': 'correct'}": 3, "eager{'late': 1}": 3, "wagma{'late': 1}": 3}
+HOLDS: list[tuple[str, Settings]] = [
+    ("alone", {}),
+    ("alone", {}),
+    ("allreduce", {}),
+    ("eager", {}),
+    ("eager", {"late": 1}),
+    ("wagma", {}),
+    ("wagma", {"merge": "correct"}),
+    ("wagma", {"late": 1}),
+    ("self_clocked", {}),
+    ("ad_psgd", {}),
+]
+
+
+def _held() -> float:
+    """Bytes: this process's own, and its share of what it has mapped with others; on a GPU, what all hold there."""
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        return float(total - free)
+    held, ours = 0.0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-", line):
+            ours = "memfd:offbeat" in line
+        elif line.startswith("Pss:" if ours else "Anonymous:"):
+            held += 1024 * int(line.split()[1])
+    return held
+
+
+def _memory_job(rank: int, n: int, steps: int) -> list[float]:
+    out, device = [], _device()
+    for name, settings in HOLDS:
+        model = nn.Module()
+        model.a, model.b = (nn.Parameter(torch.zeros(size, device=device)) for size in (n - n // 3, n // 3))
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        if name != "alone":
+            optimizer = ob.attach(optimizer, model, ob.strategy(name, **settings))
+        most = 0.0
+        for t in range(steps):
+            time.sleep(0.02)  # a step that leaves the others their cores
+            optimizer.zero_grad()
+            (model.a.sum() + model.b.sum()).backward()
+            optimizer.step()
+            if t > 4:
+                most = max(most, _held())
+        dist.barrier()
+        if isinstance(optimizer, ob.Attached):
+            optimizer.finish()
+        out.append(most)
+        del optimizer, model
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        dist.barrier()
+    return out
+
+
+def memory(report: Report, repeats: int, workers: int) -> None:
+    n = 100_000_000 if torch.cuda.is_available() else 8_000_000
+    shared = torch.cuda.is_available()
+    found: list[list[float]] = [[] for _ in HOLDS]
+    for _ in range(repeats):
+        answers = run_workers(workers, _memory_job, n, 25)
+        held = [max(a[k] for a in answers) if shared else sum(a[k] for a in answers) for k in range(len(HOLDS))]
+        for k in range(len(HOLDS)):
+            found[k].append((held[k] - held[1]) / workers / (4 * n))
+    for (name, settings), copies in list(zip(HOLDS, found, strict=True))[2:]:
+        limit = COPIES.get(f"{name}{settings}")
+        met = None if limit is None else median(copies) <= limit
+        report.row(
+            f"{workers} workers: copies of the model that {name}{settings or ''} holds",
+            spread(copies),
+            f"at most {limit}" if limit else "",
+            met,
+        )
+
+
 def main() -> None:
+    # Else freed memory stays with the process, and is counted.
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
     parser = arguments(__doc__ or "")
     parser.add_argument("--only", default="rounds,gpt")
     parser.add_argument("--cases", default="none,const,stalls", help="of the GPTs")
@@ -232,6 +317,8 @@ def main() -> None:
     for size in ("tiny", "gpt", "large"):
         if size in only:
             gpt(report, given.repeats, given.workers, given.steps, size, given.cases.split(","))
+    if "memory" in only:
+        memory(report, given.repeats, given.workers)
     if "coded" in only:
         coded(report, given.repeats, given.workers)
     report.close()

@@ -41,6 +41,7 @@ SOON_S = 0.02  # a wait that is over by then is no wait to tell of
 FEW = 4  # deposits that lie in a tray; more are added up
 GRACE_S = 0.02  # for another adder, beside what the sum may take
 SLOW_BYTES_S = 0.5e9
+KEPT_BYTES = 1 << 20  # of a vector: longer ones are needed where an adder does not get on, and then seldom
 
 Ref = tuple[int, int, float]  # (member, slot, factor), or (−1, which sum of the list, factor)
 
@@ -175,7 +176,8 @@ class Reader:
                 one.read = True
             told = list(itertools.takewhile(lambda one: one.read is not None, self._told))
             self._told = [one for one in self._told if one.read is not False]
-            self._spare = [*self._spare, *(vec for one in told if not one.read for vec in one.memory)][:2]
+            if self._shelves.vector_bytes <= KEPT_BYTES:
+                self._spare = [*self._spare, *(vec for one in told if not one.read for vec in one.memory)][:2]
         said = bytearray()
         for one in told:
             results = one.results if one.read else set()
