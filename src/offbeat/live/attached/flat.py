@@ -50,6 +50,7 @@ class Flat:
             self.layout = Layout.apart((name, p.data) for name, p in zip(self.names, self.params, strict=True))
             self.parts = [p.data.view(-1) for p in self.params]
         self.views = self.layout.views(self.parts)
+        self.places = [(view.data_ptr(), view.shape, view.stride(), view.dtype) for view in self.views]
         self.x = Vec(self.parts)
         floating = [(n, b) for n, b in self._buffers.items() if b.is_floating_point()]
         self._floating = [n for n, _ in floating]
@@ -91,7 +92,8 @@ class Flat:
     def adopt(self) -> None:
         """Make every parameter and floating buffer a view again, keeping its values."""
         with torch.no_grad():
-            for name, p, view in zip(self.names, self.params, self.views, strict=True):
+            in_place = self.island is None and all(map(_is_at, self.params, self.places))
+            for name, p, view in zip(self.names, self.params, self.views, strict=True) if not in_place else ():
                 if self.island is None:
                     _adopt(f"parameter {name}", p, view)
                 elif p.data.data_ptr() != view.data_ptr():
@@ -155,6 +157,11 @@ def _fact(name: str, tensor: Tensor) -> str:
 def _is_part(tensor: Tensor) -> bool:
     """Whether its memory holds more than itself."""
     return tensor.layout == torch.strided and tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
+
+
+def _is_at(tensor: Tensor, place: tuple[int, torch.Size, tuple[int, ...], torch.dtype]) -> bool:
+    """Whether it is still the view that it was made. (Asked of every parameter in every step.)"""
+    return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) == place
 
 
 def _adopt(name: str, tensor: Tensor, view: Tensor) -> None:

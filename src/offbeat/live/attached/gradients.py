@@ -40,6 +40,7 @@ class Gradients:
         self._lazy_buckets: Buckets | None = None
         self._lazy_memory: FlatGradient | None = None
         self._exchanging = self._exchanged = self._callback_waits = self._warned = False
+        self._only_begins = False  # the step has begun, and its gradients go to nobody before ``step()``
         self._backwards = self._exchanges = 0
         # The gradients of a sharded model appear in FSDP's own memory: there a step begins with step().
         learning = flat.params if flat.island is None else ()
@@ -95,7 +96,7 @@ class Gradients:
 
     def reset(self) -> None:
         """The step is over."""
-        self._exchanging = self._exchanged = False
+        self._exchanging = self._exchanged = self._only_begins = False
         self._backwards = self._exchanges = 0
 
     def forget_backwards(self) -> None:
@@ -117,11 +118,13 @@ class Gradients:
 
     def _hook(self, slot: int) -> Callable[[Tensor], None]:
         def arrived(_: Tensor) -> None:
+            if self._only_begins:
+                return
             self._begin()
             if self._overlaps:
                 self._collect(slot)
-            elif not self._callback_waits:
-                self._after_backward()
+            else:
+                self._only_begins = True
 
         return arrived
 

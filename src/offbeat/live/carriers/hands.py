@@ -48,11 +48,15 @@ class Hands:
         """Let the first of each pair be what the second is."""
         total = sum(into.numel() for into, _ in pairs)
         parts = self._parts(total)
+        if parts == 1:
+            if pairs:
+                torch._foreach_copy_([into for into, _ in pairs], [what for _, what in pairs])
+            return
         share = -(-total // parts)
         heaps: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in range(parts)]
         k = room = 0
         for into, what in pairs:
-            for a, b in _pieces(into, what, share if parts > 1 else total):
+            for a, b in _pieces(into, what, share):
                 if room >= share and k + 1 < parts:
                     k, room = k + 1, 0
                 heaps[k][0].append(a)

@@ -167,7 +167,8 @@ class ReplayedChannel:
                 chair.events.popleft()
                 seat.finish()
             case "renew":
-                if not (chair.rests or chair.stands or chair.finishes or chair.renews):
+                ends = chair.finishes and not seat.has_finished  # what it has left
+                if not (chair.rests or chair.stands or chair.renews or ends):
                     return self._waits(rank, chair, event)
                 chair.events.popleft()
                 seat.renew(chair.renews.popleft() if chair.renews else chair.channel.holds())
