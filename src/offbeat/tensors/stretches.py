@@ -187,12 +187,14 @@ class CodedShare:
         for p, now in zip(self._target.parts, lost, strict=True):
             p.copy_(now)
 
-    def result(self, sums: Sequence[Tensor], out: Vec | None = None) -> Vec:
-        """The sum of what all gave, from the owners' coded sums: the same bits on all."""
+    def result(self, sums: Sequence[Tensor], out: Vec | None = None, divisor: float = 1) -> Vec:
+        """The sum of what all gave, divided, from the owners' coded sums: the same bits on all."""
         out = self.stretches.new() if out is None else out
         for owner, message in enumerate(sums if out.parts else ()):
             for piece in self.stretches.pieces[owner]:
-                self._read(message, piece, out.parts[piece.k][piece.lo : piece.hi])
+                part = self._read(message, piece, out.parts[piece.k][piece.lo : piece.hi])
+                if divisor != 1:
+                    part.div_(divisor)
         return out
 
 
@@ -218,8 +220,7 @@ def coded_mean(members: Sequence[CodedShare], divisor: float) -> Vec | None:
     sums = [mine.own_sum([messages[mine.place] for messages in sent]) for mine in members]
     for share in members:
         share.keep()
-    total = members[0].result(sums)
-    return Vec([p.div_(divisor) for p in total.parts], total._phantom_bytes)
+    return members[0].result(sums, divisor=divisor)
 
 
 def nothing_lost(x: Vec) -> Vec:

@@ -8,9 +8,9 @@ long vector is cut into pieces, each a sum by itself: while one is on the wire, 
 With a codec, what leaves a host is coded: the hosts' sums, in two phases (see `offbeat.tensors.stretches`). What is
 lost by it is kept by the port whose stretch it is, and added next time.
 
-A vector is in its rank's own region until all have laid theirs; then each stretch belongs to its port, which alone
-reads the others' and writes to its own; a port says that its stretch is *added* when the wire is through with it, and
-nobody copies it before.
+A vector is in its rank's own region until all have laid theirs, but for the stretch that no other rank will read; then
+each stretch belongs to its port, which alone reads the others' and writes to its own; a port says that its stretch is
+*added* when the wire is through with it, and nobody copies it before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from offbeat.live.carriers import hosts
-from offbeat.live.carriers.adding import add_in_place, stretch
+from offbeat.live.carriers.adding import add_up, stretch
 from offbeat.live.carriers.commons import ADDED, LAID, Commons, Laid
 from offbeat.live.carriers.hands import ONE, Hands
 from offbeat.live.carriers.phases import TwoPhases
@@ -43,13 +43,14 @@ class Coding(NamedTuple):
     """How the hosts' sums are coded on their way.
 
     ``lost``: what earlier sums have lost, beside each tensor that is summed. ``gives``: from the record of the members
-    of a host, whether there is anything of theirs in its sum.
+    of a host, whether there is anything of theirs in its sum. ``divisor``: what the sums are divided by, in the end.
     """
 
     codec: Codec
     key: tuple[int, ...]
     lost: Sequence[Tensor] | None
     gives: Callable[[Tensor, tuple[int, ...]], bool]
+    divisor: float = 1
 
 
 class Cutting(NamedTuple):
@@ -123,6 +124,8 @@ class Across:
         else:
             chunk = _coded_chunk(coding.codec)
             for begun in [self._begin(piece.tensors, what, chunk) for piece in self._cut(tensors, chunk)]:
+                for _, mine in begun.chunks:
+                    mine.div_(coding.divisor)
                 self._collect(begun, what)
         self._hand_out(told, what, [(record, -1)])
 
@@ -149,7 +152,7 @@ class Across:
         for (begun, sums, _), works in zip(under_way, answered, strict=True):
             self._waiter.wait(works, what)
             for one, (_, mine) in zip(sums, begun.chunks, strict=True):
-                one.result(Vec([mine]))
+                one.result(Vec([mine]), coding.divisor)
             self._collect(begun, what)
 
     def _cut(self, tensors: Sequence[Tensor], chunk: int) -> list[Cutting]:
@@ -167,22 +170,24 @@ class Across:
 
     def _begin(self, tensors: Sequence[Tensor], what: str, chunk: int = 0) -> Begun:
         """Lay these down, and add up my stretch of what all of this host have laid, if a ``chunk`` has a length."""
-        laid, commons = None, self._commons
+        laid, commons, sends = None, self._commons, chunk > 0 and self._port < self._ports
+        own = [stretch(t.numel(), self._port, self._ports) if sends else (0, 0) for t in tensors]
         if commons is None:
             mine = [t.to(wide(t.dtype)) for t in tensors]
         else:
-            laid = commons.lay(tensors)
+            laid = commons.lay(tensors, but=own)
             self._waiter.wait([laid.have(LAID, commons.others)], what)
             mine = laid.views.of(commons.me)
         begun = Begun(tensors, laid, mine, [])
-        for k, tensor in enumerate(mine if chunk else ()):
-            lo, hi = stretch(tensor.numel(), self._port, self._ports) if self._port < self._ports else (0, 0)
+        for k, (lo, hi) in enumerate(own if sends else ()):
             for a in range(lo, hi, chunk):
                 b = min(a + chunk, hi)
                 if laid is not None and commons is not None:
-                    add_in_place(tensor, [views[k] for views in laid.views.everyones()], a, b, commons.hands)
+                    terms = [views[k] for views in laid.views.everyones()]
+                    terms[commons.me] = tensors[k].detach()  # which was not laid
+                    add_up(mine[k], [[(term, 1.0)] for term in terms], 1, a, b, commons.hands)
                     commons.settle()
-                begun.chunks.append(((k, a), tensor[a:b]))
+                begun.chunks.append(((k, a), mine[k][a:b]))
         return begun
 
     def _collect(self, begun: Begun, what: str) -> None:
