@@ -137,13 +137,13 @@ class Levels:
     def _encode_nearest(self, x: Tensor, norms: Tensor, codes: Tensor) -> None:
         """The same for what is coded most, in fewer passes and calls: to the nearest level, in float32, on a CPU."""
         width = self._width
-        room = torch.empty(min(x.numel(), max(_STRIP, self.bucket)))  # for all strips: fresh pages are slow
+        room = torch.empty(min(x.numel(), _STRIP + self.bucket))  # for all strips: fresh pages are slow
         for lo, hi in _cuts(x.numel(), _SPAN * width):
             v, top, levels = x[lo:hi].float(), norms[lo // self.bucket : -(-hi // self.bucket)], codes[lo:hi]
             scale = torch.empty_like(top)
-            for numbers, highest, lowest in self._strips([v], [top, scale]):
-                torch.amax(numbers, 1, keepdim=True, out=highest)
-                torch.amin(numbers, 1, keepdim=True, out=lowest)
+            for numbers, highest, lowest in self._strips([v], [top, scale], hi - lo):
+                torch.amax(numbers, 1, True, out=highest)
+                torch.amin(numbers, 1, True, out=lowest)
             torch.maximum(top, scale.neg_(), out=top)
             if self._scales(top, scale):
                 self._multiply(v, scale, levels, room)
@@ -164,13 +164,13 @@ class Levels:
     def _multiply(self, x: Tensor, scale: Tensor, codes: Tensor, room: Tensor) -> None:
         """The nearest level is the same, but for numbers halfway between two, with one product instead of two
         operations; s times 1 ± 2^-22 is still s."""
-        for v, levels, factor in self._strips([x, codes], [scale]):
+        for v, levels, factor in self._strips([x, codes], [scale], _STRIP):
             levels.copy_(torch.mul(v, factor, out=room[: v.numel()].view(v.shape)).round_())
 
     def _divide(self, x: Tensor, norms: Tensor, codes: Tensor, room: Tensor) -> None:
         broken = ~torch.isfinite(norms)
         some, divisor = bool(broken.any()), torch.where(broken | (norms == 0), 1, norms)
-        for v, levels, by, bad in self._strips([x, codes], [divisor, broken]):
+        for v, levels, by, bad in self._strips([x, codes], [divisor, broken], _STRIP):
             a = torch.div(v, by, out=room[: v.numel()].view(v.shape)).mul_(self.s)
             # Casting NaN to an integer is undefined: see `_levels`.
             levels.copy_((a.masked_fill_(bad, 0) if some else a).round_())
@@ -186,9 +186,10 @@ class Levels:
         # level / s comes first: s / s is exactly 1, so the largest number of a bucket arrives unchanged. The divisor
         # is a tensor: CUDA turns division by a Python number into a product with 1 / s, and s · (1 / s) may not be 1.
         s = torch.full((1,), self.s, dtype=dtype, device=out.device)
+        strip = _STRIP if out.device.type == "cpu" else n
         for lo, hi in [(0, n)] if self.bits == 8 else self._blocks(n, out.device):
             of_block = norms[lo // self.bucket : -(-hi // self.bucket)].to(dtype)
-            for target, levels, norm in self._strips([out[lo:hi], self._get(codes, lo, hi)], [of_block]):
+            for target, levels, norm in self._strips([out[lo:hi], self._get(codes, lo, hi)], [of_block], strip):
                 zeta = target if target.dtype == dtype else torch.empty_like(target, dtype=dtype)
                 zeta.copy_(levels).div_(s).mul_(norm)
                 if zeta is not target:
@@ -221,14 +222,19 @@ class Levels:
         """On a CPU so short that they stay in its cache."""
         return _cuts(n, self._width if device.type == "cpu" else max(n, 1))
 
-    def _strips(self, numbers: Sequence[Tensor], of_buckets: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-        """The same stretches of these, with a bucket in each row. What each bucket has one of are columns."""
-        n, first = numbers[0].numel(), numbers[0]
+    def _strips(
+        self, numbers: Sequence[Tensor], of_buckets: Sequence[Tensor], length: int
+    ) -> Iterator[tuple[Tensor, ...]]:
+        """The same stretches of these, of about that length at most, with a bucket in each row. What each bucket has
+        one of are columns."""
+        n = numbers[0].numel()
         full, rest = divmod(n, self.bucket)
-        rows = max(_STRIP // self.bucket, 1) if first.device.type == "cpu" else max(full, 1)
         if full:
-            long = [t[: n - rest].view(full, self.bucket).split(rows) for t in numbers]
-            yield from zip(*long, *(t[:full, None].split(rows) for t in of_buckets), strict=True)
+            whole, columns, count = numbers, of_buckets, -(-n // length)
+            if rest:
+                whole, columns = [t[: n - rest] for t in numbers], [t[:full] for t in of_buckets]
+            rows = [t.view(full, self.bucket).chunk(count) for t in whole]  # not split, which takes longer to call
+            yield from zip(*rows, *(t.unsqueeze(1).chunk(count) for t in columns), strict=True)
         if rest:
             yield (*(t[n - rest :].view(1, rest) for t in numbers), *(t[full:, None] for t in of_buckets))
 
