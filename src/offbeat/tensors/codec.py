@@ -50,7 +50,7 @@ from offbeat.tensors.sparse import TopK as TopK
 _NORM_BYTES = 4
 _BLOCK = 1 << 18  # numbers of a CPU that are rounded alike: which way is asked for all of them at once
 _SPAN = 4  # blocks whose norms are found at once: they stay in the last cache until they are rounded
-_STRIP = 1 << 17  # numbers of one call: with what is made of them they fit a core's second cache
+_STRIP = 1 << 18  # numbers of one call: shorter ones would fit smaller caches, but a call has its price, too
 
 
 @dataclass(frozen=True)
@@ -164,8 +164,10 @@ class Levels:
     def _multiply(self, x: Tensor, scale: Tensor, codes: Tensor, room: Tensor) -> None:
         """The nearest level is the same, but for numbers halfway between two, with one product instead of two
         operations; s times 1 ± 2^-22 is still s."""
+        memory = room
         for v, levels, factor in self._strips([x, codes], [scale], _STRIP):
-            levels.copy_(torch.mul(v, factor, out=room[: v.numel()].view(v.shape)).round_())
+            memory = memory if memory.shape == v.shape else room[: v.numel()].view(v.shape)
+            levels.copy_(torch.mul(v, factor, out=memory).round_())
 
     def _divide(self, x: Tensor, norms: Tensor, codes: Tensor, room: Tensor) -> None:
         broken = ~torch.isfinite(norms)
@@ -207,7 +209,8 @@ class Levels:
     def _split(self, message: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """The norms (as float32) and the packed codes of a message."""
         at = self._norm_bytes(n)
-        return read_as(message[:at], torch.float32), message[at:]
+        norms, codes = message.split_with_sizes([at, message.numel() - at])
+        return read_as(norms, torch.float32), codes
 
     def _norm_bytes(self, n: int) -> int:
         return -(-n // self.bucket) * _NORM_BYTES

@@ -31,7 +31,7 @@ from offbeat.live.transport.board import Board
 from offbeat.live.transport.group import Group
 from offbeat.live.transport.waiter import Waiter, Work
 from offbeat.tensors.codec import Codec
-from offbeat.tensors.stretches import CodedShare, Stretches
+from offbeat.tensors.stretches import CodedShare, Room, Stretches
 from offbeat.tensors.vector import Vec, wide
 
 CHUNK = 1 << 19  # numbers on the wire at a time: fewer leave sooner, but each message has a price of its own
@@ -88,7 +88,7 @@ class Across:
         waiter: Waiter,
     ) -> None:
         self.houses, self._commons, self._waiter = houses, commons, waiter
-        self.has_coded = False
+        self.has_coded, self._room = False, Room()
         home = next(house for house in houses if board.rank in house)
         self._place, self._port, self._ports = houses.index(home), home.index(board.rank), min(map(len, houses))
         self._group: Group | None = None
@@ -131,6 +131,7 @@ class Across:
 
     def _code(self, tensors: Sequence[Tensor], records: Tensor, coding: Coding, group: Group, what: str) -> None:
         """Let these be the coded sums of all hosts': while one chunk is on the wire, another is coded."""
+        self._room.begin()
         there, members = coding.gives(records, self.houses[self._place]), len(self.houses)
         told = group.all_reduce(records)
         under_way, chunk = list[tuple[Begun, list[TwoPhases], list[Work]]](), _coded_chunk(coding.codec)
@@ -139,7 +140,7 @@ class Across:
             for (k, a), mine in begun.chunks:
                 own, at = Vec([mine]), piece.starts[k] + a
                 lost = None if coding.lost is None else Vec([coding.lost[piece.of[k]][at : at + mine.numel()]])
-                key, stretches = (*coding.key, piece.of[k], at), Stretches(own, coding.codec, members)
+                key, stretches = (*coding.key, piece.of[k], at), Stretches(own, coding.codec, members, self._room)
                 sums.append(
                     TwoPhases(CodedShare(own if there else None, stretches, self._place, key, lost, yields=True), group)
                 )

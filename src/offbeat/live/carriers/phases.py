@@ -28,18 +28,18 @@ class TwoPhases:
         outgoing = [0 if place == share.place else n for place, n in enumerate(share.stretches.lengths)]
         incoming = [0 if place == share.place else self._own for place in self._places]
         sent = torch.zeros(sum(outgoing), dtype=torch.uint8) if share.sent is None else share.sent.cpu()
-        received = torch.empty(sum(incoming), dtype=torch.uint8)
+        received = share.stretches.message(sum(incoming), on_host=True)
         self._received = list(received.split(incoming))
         return self._group.all_to_all(received, sent, incoming, outgoing)
 
     def to_all(self, gives: Sequence[bool]) -> dist.Work:
         """Start the second phase: the sum of my stretch, of those who give something, to all."""
         theirs = [m if there else None for m, there in zip(self._received, gives, strict=True)]
-        own_sum, place = self._share.own_sum(theirs).cpu(), self._share.place
+        own_sum, place, stretches = self._share.own_sum(theirs).cpu(), self._share.place, self._share.stretches
         # Not a gathering: Gloo wants all equally long there, and copies what came once more.
         outgoing = [0 if other == place else self._own for other in self._places]
-        incoming = [0 if other == place else n for other, n in enumerate(self._share.stretches.lengths)]
-        received = torch.empty(sum(incoming), dtype=torch.uint8)
+        incoming = [0 if other == place else n for other, n in enumerate(stretches.lengths)]
+        received = stretches.message(sum(incoming), on_host=True)
         self._sums = [own_sum if other == place else m for other, m in enumerate(received.split(incoming))]
         copies = own_sum if len(self._places) == 2 else own_sum.repeat(len(self._places) - 1)
         return self._group.all_to_all(received, copies, incoming, outgoing)
