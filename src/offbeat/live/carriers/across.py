@@ -8,9 +8,10 @@ long vector is cut into pieces, each a sum by itself: while one is on the wire, 
 With a codec, what leaves a host is coded: the hosts' sums, in two phases (see `offbeat.tensors.stretches`). What is
 lost by it is kept by the port whose stretch it is, and added next time.
 
-A vector is in its rank's own region until all have laid theirs, but for the stretch that no other rank will read; then
-each stretch belongs to its port, which alone reads the others' and writes to its own; a port says that its stretch is
-*added* when the wire is through with it, and nobody copies it before.
+A vector is in its rank's own region until all have laid theirs, but for a port's own stretch, to which it adds the
+others' where it is. From then on each stretch belongs to its port, which alone reads the others' and writes to its own;
+a port shows its stretch there, and says that it is *added*, when the wire is through with it, and nobody copies it
+before.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from offbeat.live.carriers import hosts
-from offbeat.live.carriers.adding import add_up, stretch
+from offbeat.live.carriers.adding import add_in_place, stretch
 from offbeat.live.carriers.commons import ADDED, LAID, Commons, Laid
 from offbeat.live.carriers.hands import ONE, Hands
 from offbeat.live.carriers.phases import TwoPhases
@@ -62,12 +63,13 @@ class Cutting(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """A sum under way: ``mine`` lies where this host's ranks can read it, and in it the ``chunks`` that I send, each by
-    its tensor and its beginning there."""
+    """A sum under way: ``mine`` lies where this host's ranks can read it. The ``chunks`` that I send are in it, or in
+    the tensors themselves, in what was ``kept`` there of each; they are known by their tensor and beginning."""
 
     tensors: Sequence[Tensor]
     laid: Laid | None
     mine: list[Tensor]
+    kept: list[tuple[int, int]]
     chunks: list[tuple[tuple[int, int], Tensor]]
 
 
@@ -174,21 +176,23 @@ class Across:
         laid, commons, sends = None, self._commons, chunk > 0 and self._port < self._ports
         own = [stretch(t.numel(), self._port, self._ports) if sends else (0, 0) for t in tensors]
         if commons is None:
-            mine = [t.to(wide(t.dtype)) for t in tensors]
+            mine, kept = [t.to(wide(t.dtype)) for t in tensors], [(0, 0)] * len(own)
         else:
-            laid = commons.lay(tensors, but=own)
+            kept = [ends if t.dtype == wide(t.dtype) else (0, 0) for t, ends in zip(tensors, own, strict=True)]
+            laid = commons.lay(tensors, but=kept)
             self._waiter.wait([laid.have(LAID, commons.others)], what)
             mine = laid.views.of(commons.me)
-        begun = Begun(tensors, laid, mine, [])
+        begun = Begun(tensors, laid, mine, kept, [])
         for k, (lo, hi) in enumerate(own if sends else ()):
+            here = tensors[k].detach() if any(kept[k]) else mine[k]
             for a in range(lo, hi, chunk):
                 b = min(a + chunk, hi)
                 if laid is not None and commons is not None:
                     terms = [views[k] for views in laid.views.everyones()]
-                    terms[commons.me] = tensors[k].detach()  # which was not laid
-                    add_up(mine[k], [[(term, 1.0)] for term in terms], 1, a, b, commons.hands)
+                    terms[commons.me] = here
+                    add_in_place(here, terms, a, b, commons.hands)
                     commons.settle()
-                begun.chunks.append(((k, a), mine[k][a:b]))
+                begun.chunks.append(((k, a), here[a:b]))
         return begun
 
     def _collect(self, begun: Begun, what: str) -> None:
@@ -201,8 +205,9 @@ class Across:
             for tensor, k in wanted:
                 tensor.copy_(begun.mine[k])
             return
-        laid = begun.laid
+        laid, shown = begun.laid, [(k, lo, hi) for k, (lo, hi) in enumerate(begun.kept) if lo < hi]
         if self._port < self._ports:
+            self._commons.copy([(begun.mine[k][lo:hi], begun.tensors[k][lo:hi]) for k, lo, hi in shown])
             self._commons.say(ADDED, laid.region, laid.number)
         self._waiter.wait([laid.have(ADDED, range(self._ports))], what)
         pairs = list[tuple[Tensor, Tensor]]()
@@ -210,7 +215,8 @@ class Across:
             theirs = laid.views.of(port)
             for tensor, k in wanted:
                 lo, hi = stretch(tensor.numel(), port, self._ports) if stretches else (0, tensor.numel())
-                pairs.append((tensor[lo:hi], theirs[k][lo:hi]))
+                if port != self._port or begun.kept[k] != (lo, hi):
+                    pairs.append((tensor[lo:hi], theirs[k][lo:hi]))
         self._commons.copy(pairs)
         self._commons.through(laid)
 

@@ -33,14 +33,13 @@ def _add_up(out: Tensor, terms: Sequence[Term], divisor: float, lo: int, hi: int
     if not terms:
         out[lo:hi].zero_()
         return
-    plain = len(terms) > 1 and all(len(t) == 1 and t[0][1] == 1.0 for t in terms[:2])
-    once = out.is_cuda or (plain and len(terms) == 2 and divisor == 1)  # then nothing is read a second time
-    chunk = hi - lo if once else CHUNK * max(1, torch.get_num_threads())
+    chunk = hi - lo if out.is_cuda else CHUNK * max(1, torch.get_num_threads())
     several = any(len(term) > 1 for term in terms[1:])
     scratch = torch.empty(min(chunk, hi - lo), dtype=out.dtype, device=out.device) if several else None
     for a in range(lo, hi, max(chunk, 1)):
         b = min(a + chunk, hi)
         here = out[a:b]
+        plain = len(terms) > 1 and all(len(t) == 1 and t[0][1] == 1.0 for t in terms[:2])
         if plain:
             torch.add(terms[0][0][0][a:b], terms[1][0][0][a:b], out=here)
         else:
