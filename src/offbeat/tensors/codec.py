@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,7 +48,9 @@ from offbeat.tensors.messages import check_input, check_length, check_message
 from offbeat.tensors.sparse import TopK as TopK
 
 _NORM_BYTES = 4
-_BLOCK = 1 << 18  # numbers worked on at a time: with what is made of them they fit a core's cache
+_BLOCK = 1 << 18  # numbers of a CPU that are rounded alike: which way is asked for all of them at once
+_SPAN = 4  # blocks whose norms are found at once: they stay in the last cache until they are rounded
+_STRIP = 1 << 18  # numbers of one call: shorter ones would fit smaller caches, but a call has its price, too
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,10 @@ class Levels:
         check_input(self, x)
         x, n = x.detach(), x.numel()
         norms, codes = self._split(message, n)
+        if self.rounding == "nearest" and self.norm == "max" and x.dtype != torch.float64 and not x.is_cuda:
+            levels = codes.view(torch.int8) if self.bits == 8 else torch.empty(n, dtype=torch.int16)
+            self._encode_nearest(x, norms, levels)
+            return None if self.bits == 8 else self._put(levels, codes, 0, n)
         # One generator for all blocks: the draws of a message come from its key alone.
         draws = draw.generator(*key, device=x.device) if self.rounding == "stochastic" else None
         room = torch.empty(0, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
@@ -127,6 +134,49 @@ class Levels:
             of_block.copy_(self._norms(v, memory))
             self._put(self._levels(v, of_block, draws, memory).view(-1)[: hi - lo], codes, lo, hi)
 
+    def _encode_nearest(self, x: Tensor, norms: Tensor, codes: Tensor) -> None:
+        """The same for what is coded most, in fewer passes and calls: to the nearest level, in float32, on a CPU."""
+        width = self._width
+        room = torch.empty(min(x.numel(), _STRIP + self.bucket))  # for all strips: fresh pages are slow
+        for lo, hi in _cuts(x.numel(), _SPAN * width):
+            v, top, levels = x[lo:hi].float(), norms[lo // self.bucket : -(-hi // self.bucket)], codes[lo:hi]
+            scale = torch.empty_like(top)
+            for numbers, highest, lowest in self._strips([v], [top, scale], hi - lo):
+                torch.amax(numbers, 1, True, out=highest)
+                torch.amin(numbers, 1, True, out=lowest)
+            torch.maximum(top, scale.neg_(), out=top)
+            if self._scales(top, scale):
+                self._multiply(v, scale, levels, room)
+                continue
+            top.abs_().masked_fill_(top.isnan(), math.nan)  # one zero and one NaN for all
+            for a, b in _cuts(hi - lo, width):
+                buckets = slice(a // self.bucket, -(-b // self.bucket))
+                if self._scales(top[buckets], scale[buckets]):
+                    self._multiply(v[a:b], scale[buckets], levels[a:b], room)
+                else:
+                    self._divide(v[a:b], top[buckets], levels[a:b], room)
+
+    def _scales(self, norms: Tensor, scale: Tensor) -> bool:
+        """What each bucket is multiplied with; whether it can be."""
+        low, high = torch.aminmax(torch.reciprocal(norms, out=scale).mul_(self.s))
+        return float(low) > 0 and float(high) < math.inf
+
+    def _multiply(self, x: Tensor, scale: Tensor, codes: Tensor, room: Tensor) -> None:
+        """The nearest level is the same, but for numbers halfway between two, with one product instead of two
+        operations; s times 1 ± 2^-22 is still s."""
+        memory = room
+        for v, levels, factor in self._strips([x, codes], [scale], _STRIP):
+            memory = memory if memory.shape == v.shape else room[: v.numel()].view(v.shape)
+            levels.copy_(torch.mul(v, factor, out=memory).round_())
+
+    def _divide(self, x: Tensor, norms: Tensor, codes: Tensor, room: Tensor) -> None:
+        broken = ~torch.isfinite(norms)
+        some, divisor = bool(broken.any()), torch.where(broken | (norms == 0), 1, norms)
+        for v, levels, by, bad in self._strips([x, codes], [divisor, broken], _STRIP):
+            a = torch.div(v, by, out=room[: v.numel()].view(v.shape)).mul_(self.s)
+            # Casting NaN to an integer is undefined: see `_levels`.
+            levels.copy_((a.masked_fill_(bad, 0) if some else a).round_())
+
     def decode(self, message: Tensor, like: Tensor) -> Tensor:
         return self.decode_into(message, torch.empty_like(like, memory_format=torch.contiguous_format))
 
@@ -138,16 +188,14 @@ class Levels:
         # level / s comes first: s / s is exactly 1, so the largest number of a bucket arrives unchanged. The divisor
         # is a tensor: CUDA turns division by a Python number into a product with 1 / s, and s · (1 / s) may not be 1.
         s = torch.full((1,), self.s, dtype=dtype, device=out.device)
-        for lo, hi in self._blocks(n, out.device):
-            target = out[lo:hi]
-            zeta = target if target.dtype == dtype else torch.empty_like(target, dtype=dtype)
-            zeta.copy_(self._get(codes, lo, hi)).div_(s)
+        strip = _STRIP if out.device.type == "cpu" else n
+        for lo, hi in [(0, n)] if self.bits == 8 else self._blocks(n, out.device):
             of_block = norms[lo // self.bucket : -(-hi // self.bucket)].to(dtype)
-            full = (hi - lo) // self.bucket
-            zeta[: full * self.bucket].view(full, self.bucket).mul_(of_block[:full, None])
-            zeta[full * self.bucket :].mul_(of_block[-1])
-            if zeta is not target:
-                target.copy_(zeta)
+            for target, levels, norm in self._strips([out[lo:hi], self._get(codes, lo, hi)], [of_block], strip):
+                zeta = target if target.dtype == dtype else torch.empty_like(target, dtype=dtype)
+                zeta.copy_(levels).div_(s).mul_(norm)
+                if zeta is not target:
+                    target.copy_(zeta)
         return out
 
     def message_bytes(self, numel: int, itemsize: int) -> int:
@@ -161,16 +209,37 @@ class Levels:
     def _split(self, message: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """The norms (as float32) and the packed codes of a message."""
         at = self._norm_bytes(n)
-        return read_as(message[:at], torch.float32), message[at:]
+        norms, codes = message.split_with_sizes([at, message.numel() - at])
+        return read_as(norms, torch.float32), codes
 
     def _norm_bytes(self, n: int) -> int:
         return -(-n // self.bucket) * _NORM_BYTES
 
-    def _blocks(self, n: int, device: torch.device) -> list[tuple[int, int]]:
-        """Stretches of whole buckets that end at whole bytes; on a CPU so short that they stay in its cache."""
+    @property
+    def _width(self) -> int:
+        """The numbers of a block: whole buckets that end at a whole byte."""
         grain = math.lcm(self.bucket, 8)
-        width = max(_BLOCK // grain, 1) * grain if device.type == "cpu" else max(n, 1)
-        return [(lo, min(lo + width, n)) for lo in range(0, n, width)]
+        return max(_BLOCK // grain, 1) * grain
+
+    def _blocks(self, n: int, device: torch.device) -> list[tuple[int, int]]:
+        """On a CPU so short that they stay in its cache."""
+        return _cuts(n, self._width if device.type == "cpu" else max(n, 1))
+
+    def _strips(
+        self, numbers: Sequence[Tensor], of_buckets: Sequence[Tensor], length: int
+    ) -> Iterator[tuple[Tensor, ...]]:
+        """The same stretches of these, of about that length at most, with a bucket in each row. What each bucket has
+        one of are columns."""
+        n = numbers[0].numel()
+        full, rest = divmod(n, self.bucket)
+        if full:
+            whole, columns, count = numbers, of_buckets, -(-n // length)
+            if rest:
+                whole, columns = [t[: n - rest] for t in numbers], [t[:full] for t in of_buckets]
+            rows = [t.view(full, self.bucket).chunk(count) for t in whole]  # not split, which takes longer to call
+            yield from zip(*rows, *(t.unsqueeze(1).chunk(count) for t in columns), strict=True)
+        if rest:
+            yield (*(t[n - rest :].view(1, rest) for t in numbers), *(t[full:, None] for t in of_buckets))
 
     def _put(self, levels: Tensor, codes: Tensor, lo: int, hi: int) -> None:
         if self.bits == 8:
@@ -195,12 +264,6 @@ class Levels:
 
     def _levels(self, v: Tensor, norms: Tensor, draws: torch.Generator | None, memory: Tensor) -> Tensor:
         """The signed levels of one block, as floats."""
-        if draws is None and self.norm == "max" and not v.is_cuda and v.dtype == torch.float32:
-            # The nearest level is the same, but for numbers halfway between two, with one product instead of three
-            # operations; s times 1 ± 2^-22 is still s. On a GPU the question would cost more than it saves.
-            scale = self.s / norms
-            if torch.isfinite(scale).all() and (scale > 0).all():
-                return torch.mul(v, scale[:, None], out=memory).round_()
         fine = torch.isfinite(norms) & (norms > 0)
         a = torch.div(v, torch.where(fine, norms, 1).to(v.dtype)[:, None], out=memory)
         if v.is_cuda or not fine.all():
@@ -214,6 +277,10 @@ class Levels:
         level = a.floor()
         u = torch.rand(a.shape, generator=draws, dtype=a.dtype, device=a.device)
         return level.add_(u < a.sub_(level))
+
+
+def _cuts(n: int, width: int) -> list[tuple[int, int]]:
+    return [(lo, min(lo + width, n)) for lo in range(0, n, width)]
 
 
 def bf16() -> Codec:

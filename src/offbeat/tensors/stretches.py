@@ -23,6 +23,39 @@ from offbeat.tensors.vector import Vec, wide
 
 GRAIN = 512  # numbers that are not cut apart, where a codec has no buckets
 PIECE = 1 << 20  # numbers coded at a time: what is made of them on the way needs little memory, and is soon read again
+KEPT = 64  # messages whose memory is kept for the next sum
+
+
+class Room:
+    """Memory for what is made on the way, again and again the same: fresh pages are slow. For one thread.
+
+    What was taken is in use until the next ``begin``; what is ``scratch`` until it is asked for again.
+    """
+
+    def __init__(self) -> None:
+        self._scratch: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+        self._blocks: list[Tensor] = []
+        self._taken = 0
+
+    def begin(self) -> None:
+        """Nobody reads any more what was taken so far."""
+        self._taken = 0
+
+    def take(self, nbytes: int, device: torch.device) -> Tensor:
+        """Memory for a message."""
+        k, self._taken = self._taken, self._taken + 1
+        if k >= KEPT:
+            return torch.empty(nbytes, dtype=torch.uint8, device=device)
+        self._blocks += [torch.empty(0, dtype=torch.uint8)] * (k + 1 - len(self._blocks))
+        if self._blocks[k].numel() < nbytes or self._blocks[k].device != device:
+            self._blocks[k] = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        return self._blocks[k][:nbytes]
+
+    def scratch(self, which: int, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        key = which, dtype, device
+        if key not in self._scratch or self._scratch[key].numel() < length:
+            self._scratch[key] = torch.empty(length, dtype=dtype, device=device)
+        return self._scratch[key][:length]
 
 
 class Piece(NamedTuple):
@@ -39,11 +72,12 @@ class Stretches:
     """Who owns what of vectors like ``like``: as equal as whole buckets allow.
 
     ``pieces``: what each owner has, in the order of the ranks. ``lengths``: the bytes of each owner's messages, 0 for
-    one who owns nothing: there are fewer buckets than members at times.
+    one who owns nothing: there are fewer buckets than members at times. ``room``: kept by whoever sums again.
     """
 
-    def __init__(self, like: Vec, codec: Codec, members: int) -> None:
+    def __init__(self, like: Vec, codec: Codec, members: int, room: Room | None = None) -> None:
         self.codec, self.members, self._phantom_bytes = codec, members, like._phantom_bytes
+        self._room = room
         self.like = [(p.numel(), wide(p.dtype), p.device) for p in like.parts]
         self.pieces: list[list[Piece]] = [[] for _ in range(members)]
         self.lengths = [0] * members
@@ -61,23 +95,28 @@ class Stretches:
                 self.lengths[owner] += self.codec.message_bytes(hi - lo, itemsize)
                 self.pieces[owner].append(Piece(k, lo, hi, start, self.lengths[owner]))
 
-    def scratch(self) -> Callable[[Piece], Tensor]:
-        """Memory for one piece at a time, the same again and again: fresh pages are slow."""
-        room: dict[int, Tensor] = {}
+    def scratch(self, which: int = 0) -> Callable[[Piece], Tensor]:
+        """Memory for one piece at a time, the same for all; that of another is ``which`` else."""
+        room = self._room or Room()
 
         def of(piece: Piece) -> Tensor:
-            length, (_, dtype, device) = piece.hi - piece.lo, self.like[piece.k]
-            if piece.k not in room or room[piece.k].numel() < length:
-                room[piece.k] = torch.empty(length, dtype=dtype, device=device)
-            return room[piece.k][:length]
+            _, dtype, device = self.like[piece.k]
+            return room.scratch(which, piece.hi - piece.lo, dtype, device)
 
         return of
 
-    def message(self, nbytes: int) -> Tensor:
+    def fresh(self, piece: Piece) -> Tensor:
+        _, dtype, device = self.like[piece.k]
+        return torch.empty(piece.hi - piece.lo, dtype=dtype, device=device)
+
+    def message(self, nbytes: int, on_host: bool = False) -> Tensor:
         """Memory for a message: where all parts live, or on the host."""
         devices = {device for _, _, device in self.like}
+        device = devices.pop() if len(devices) == 1 and not on_host else torch.device("cpu")
         nbytes = nbytes if self.like else 0
-        return torch.empty(nbytes, dtype=torch.uint8, device=devices.pop() if len(devices) == 1 else "cpu")
+        if self._room is not None:
+            return self._room.take(nbytes, device)
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
     def new(self) -> Vec:
         """Memory for a sum."""
@@ -122,19 +161,19 @@ class CodedShare:
         scratch = self.stretches.scratch()
         for owner, message in enumerate(messages):
             for piece in self.stretches.pieces[owner]:
-                wanted = self._wanted(x, piece, scratch(piece))
-                if owner == self.place:
-                    lies = self._yields and self._lost is None and wanted.dtype == x[piece.k].dtype
-                    self._own.append(wanted if lies else wanted.clone())
-                else:
-                    self._code(wanted, piece, message)
+                if owner != self.place:
+                    self._code(self._wanted(x, piece, scratch), piece, message)
+                    continue
+                kept = self._wanted(x, piece, self.stretches.fresh)
+                lies = self._lost is None and kept.dtype == x[piece.k].dtype
+                self._own.append(kept.clone() if lies and not self._yields else kept)
 
-    def _wanted(self, x: list[Tensor], piece: Piece, memory: Tensor) -> Tensor:
-        """What is to be sent of a piece."""
+    def _wanted(self, x: list[Tensor], piece: Piece, memory: Callable[[Piece], Tensor]) -> Tensor:
+        """What is to be sent of a piece: where it lies, or in other memory."""
         own = x[piece.k][piece.lo : piece.hi]
         if self._lost is not None:
-            return torch.add(own, self._lost[piece.k][piece.lo : piece.hi], out=memory)
-        return own if own.dtype == memory.dtype else memory.copy_(own)
+            return torch.add(own, self._lost[piece.k][piece.lo : piece.hi], out=memory(piece))
+        return own if own.dtype == self.stretches.like[piece.k][1] else memory(piece).copy_(own)
 
     def _code(self, numbers: Tensor, piece: Piece, message: Tensor) -> None:
         """The draws are keyed by the place in the vector: of one stretch, a member codes its own numbers or the sum."""
@@ -147,23 +186,19 @@ class CodedShare:
         """The coded sum of the stretch it owns. ``messages``: what came for it, in the order of the ranks, None from
         those who give nothing. (What is in its own place is not read.)"""
         coded = self.stretches.message(self.stretches.lengths[self.place])
-        scratch, spare = self.stretches.scratch(), self.stretches.scratch()
+        scratch, spare = self.stretches.scratch(0), self.stretches.scratch(1)
         mine = self.stretches.pieces[self.place] if self.stretches.like else []
         self._errors = []
         for i, piece in enumerate(mine):
-            total, decoded, empty = scratch(piece), spare(piece), True
+            memory, decoded, total = scratch(piece), spare(piece), None
             for place, message in enumerate(messages):
                 if place == self.place and self._own:
-                    total = self._own[i] if empty else total.add_(self._own[i])
+                    total = self._own[i] if total is None else total.add_(self._own[i])
                 elif place != self.place and message is not None:
                     # Into the sum's own memory where it is the first: a pass less.
-                    read = self._read(message, piece, total if empty else decoded)
-                    total = read if empty else total.add_(read)
-                else:
-                    continue
-                empty = False
-            if empty:
-                total.zero_()
+                    read = self._read(message, piece, memory if total is None else decoded)
+                    total = read if total is None else torch.add(total, read, out=memory)
+            total = memory.zero_() if total is None else total
             self._code(total, piece, coded)
             if self._lost is not None:
                 error = self._own[i] if self._own else torch.empty_like(total)  # which nobody needs any more
@@ -187,12 +222,14 @@ class CodedShare:
         for p, now in zip(self._target.parts, lost, strict=True):
             p.copy_(now)
 
-    def result(self, sums: Sequence[Tensor], out: Vec | None = None) -> Vec:
-        """The sum of what all gave, from the owners' coded sums: the same bits on all."""
+    def result(self, sums: Sequence[Tensor], out: Vec | None = None, divisor: float = 1) -> Vec:
+        """The sum of what all gave, divided, from the owners' coded sums: the same bits on all."""
         out = self.stretches.new() if out is None else out
         for owner, message in enumerate(sums if out.parts else ()):
             for piece in self.stretches.pieces[owner]:
-                self._read(message, piece, out.parts[piece.k][piece.lo : piece.hi])
+                part = self._read(message, piece, out.parts[piece.k][piece.lo : piece.hi])
+                if divisor != 1:
+                    part.div_(divisor)
         return out
 
 
@@ -218,8 +255,7 @@ def coded_mean(members: Sequence[CodedShare], divisor: float) -> Vec | None:
     sums = [mine.own_sum([messages[mine.place] for messages in sent]) for mine in members]
     for share in members:
         share.keep()
-    total = members[0].result(sums)
-    return Vec([p.div_(divisor) for p in total.parts], total._phantom_bytes)
+    return members[0].result(sums, divisor=divisor)
 
 
 def nothing_lost(x: Vec) -> Vec:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import torch
+
 from offbeat.tensors.codec import Codec
-from offbeat.tensors.vector import Vec, wide
+from offbeat.tensors.vector import Vec, either, wide
 
 
 def mean(vecs: Sequence[Vec], divisor: float) -> Vec:
@@ -42,7 +44,9 @@ def owing(x: Vec, lost: Vec | None) -> Vec:
 def keep(lost: Vec | None, wanted: Vec, sent: Vec) -> None:
     """Note what was lost this time: of what was ``wanted``, all that was not ``sent``."""
     if lost is not None:
-        lost.copy_(wanted - sent)
+        for kept, w, s in zip(lost.parts, wanted.parts, sent.parts, strict=True):
+            torch.sub(w, s, out=kept)
+        lost.used = either(wanted.used, sent.used)
 
 
 def coded(x: Vec, codec: Codec, key: tuple[int, ...]) -> Vec:

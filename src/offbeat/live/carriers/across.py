@@ -8,9 +8,10 @@ long vector is cut into pieces, each a sum by itself: while one is on the wire, 
 With a codec, what leaves a host is coded: the hosts' sums, in two phases (see `offbeat.tensors.stretches`). What is
 lost by it is kept by the port whose stretch it is, and added next time.
 
-A vector is in its rank's own region until all have laid theirs; then each stretch belongs to its port, which alone
-reads the others' and writes to its own; a port says that its stretch is *added* when the wire is through with it, and
-nobody copies it before.
+A vector is in its rank's own region until all have laid theirs, but for a port's own stretch, to which it adds the
+others' where it is. From then on each stretch belongs to its port, which alone reads the others' and writes to its own;
+a port shows its stretch there, and says that it is *added*, when the wire is through with it, and nobody copies it
+before.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from offbeat.live.transport.board import Board
 from offbeat.live.transport.group import Group
 from offbeat.live.transport.waiter import Waiter, Work
 from offbeat.tensors.codec import Codec
-from offbeat.tensors.stretches import CodedShare, Stretches
+from offbeat.tensors.stretches import CodedShare, Room, Stretches
 from offbeat.tensors.vector import Vec, wide
 
 CHUNK = 1 << 19  # numbers on the wire at a time: fewer leave sooner, but each message has a price of its own
@@ -43,13 +44,14 @@ class Coding(NamedTuple):
     """How the hosts' sums are coded on their way.
 
     ``lost``: what earlier sums have lost, beside each tensor that is summed. ``gives``: from the record of the members
-    of a host, whether there is anything of theirs in its sum.
+    of a host, whether there is anything of theirs in its sum. ``divisor``: what the sums are divided by, in the end.
     """
 
     codec: Codec
     key: tuple[int, ...]
     lost: Sequence[Tensor] | None
     gives: Callable[[Tensor, tuple[int, ...]], bool]
+    divisor: float = 1
 
 
 class Cutting(NamedTuple):
@@ -61,12 +63,13 @@ class Cutting(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """A sum under way: ``mine`` lies where this host's ranks can read it, and in it the ``chunks`` that I send, each by
-    its tensor and its beginning there."""
+    """A sum under way: ``mine`` lies where this host's ranks can read it. The ``chunks`` that I send are in it, or in
+    the tensors themselves, in what was ``kept`` there of each; they are known by their tensor and beginning."""
 
     tensors: Sequence[Tensor]
     laid: Laid | None
     mine: list[Tensor]
+    kept: list[tuple[int, int]]
     chunks: list[tuple[tuple[int, int], Tensor]]
 
 
@@ -87,7 +90,7 @@ class Across:
         waiter: Waiter,
     ) -> None:
         self.houses, self._commons, self._waiter = houses, commons, waiter
-        self.has_coded = False
+        self.has_coded, self._room = False, Room()
         home = next(house for house in houses if board.rank in house)
         self._place, self._port, self._ports = houses.index(home), home.index(board.rank), min(map(len, houses))
         self._group: Group | None = None
@@ -123,11 +126,14 @@ class Across:
         else:
             chunk = _coded_chunk(coding.codec)
             for begun in [self._begin(piece.tensors, what, chunk) for piece in self._cut(tensors, chunk)]:
+                for _, mine in begun.chunks:
+                    mine.div_(coding.divisor)
                 self._collect(begun, what)
         self._hand_out(told, what, [(record, -1)])
 
     def _code(self, tensors: Sequence[Tensor], records: Tensor, coding: Coding, group: Group, what: str) -> None:
         """Let these be the coded sums of all hosts': while one chunk is on the wire, another is coded."""
+        self._room.begin()
         there, members = coding.gives(records, self.houses[self._place]), len(self.houses)
         told = group.all_reduce(records)
         under_way, chunk = list[tuple[Begun, list[TwoPhases], list[Work]]](), _coded_chunk(coding.codec)
@@ -136,7 +142,7 @@ class Across:
             for (k, a), mine in begun.chunks:
                 own, at = Vec([mine]), piece.starts[k] + a
                 lost = None if coding.lost is None else Vec([coding.lost[piece.of[k]][at : at + mine.numel()]])
-                key, stretches = (*coding.key, piece.of[k], at), Stretches(own, coding.codec, members)
+                key, stretches = (*coding.key, piece.of[k], at), Stretches(own, coding.codec, members, self._room)
                 sums.append(
                     TwoPhases(CodedShare(own if there else None, stretches, self._place, key, lost, yields=True), group)
                 )
@@ -149,7 +155,7 @@ class Across:
         for (begun, sums, _), works in zip(under_way, answered, strict=True):
             self._waiter.wait(works, what)
             for one, (_, mine) in zip(sums, begun.chunks, strict=True):
-                one.result(Vec([mine]))
+                one.result(Vec([mine]), coding.divisor)
             self._collect(begun, what)
 
     def _cut(self, tensors: Sequence[Tensor], chunk: int) -> list[Cutting]:
@@ -167,22 +173,26 @@ class Across:
 
     def _begin(self, tensors: Sequence[Tensor], what: str, chunk: int = 0) -> Begun:
         """Lay these down, and add up my stretch of what all of this host have laid, if a ``chunk`` has a length."""
-        laid, commons = None, self._commons
+        laid, commons, sends = None, self._commons, chunk > 0 and self._port < self._ports
+        own = [stretch(t.numel(), self._port, self._ports) if sends else (0, 0) for t in tensors]
         if commons is None:
-            mine = [t.to(wide(t.dtype)) for t in tensors]
+            mine, kept = [t.to(wide(t.dtype)) for t in tensors], [(0, 0)] * len(own)
         else:
-            laid = commons.lay(tensors)
+            kept = [ends if t.dtype == wide(t.dtype) else (0, 0) for t, ends in zip(tensors, own, strict=True)]
+            laid = commons.lay(tensors, but=kept)
             self._waiter.wait([laid.have(LAID, commons.others)], what)
             mine = laid.views.of(commons.me)
-        begun = Begun(tensors, laid, mine, [])
-        for k, tensor in enumerate(mine if chunk else ()):
-            lo, hi = stretch(tensor.numel(), self._port, self._ports) if self._port < self._ports else (0, 0)
+        begun = Begun(tensors, laid, mine, kept, [])
+        for k, (lo, hi) in enumerate(own if sends else ()):
+            here = tensors[k].detach() if any(kept[k]) else mine[k]
             for a in range(lo, hi, chunk):
                 b = min(a + chunk, hi)
                 if laid is not None and commons is not None:
-                    add_in_place(tensor, [views[k] for views in laid.views.everyones()], a, b, commons.hands)
+                    terms = [views[k] for views in laid.views.everyones()]
+                    terms[commons.me] = here
+                    add_in_place(here, terms, a, b, commons.hands)
                     commons.settle()
-                begun.chunks.append(((k, a), tensor[a:b]))
+                begun.chunks.append(((k, a), here[a:b]))
         return begun
 
     def _collect(self, begun: Begun, what: str) -> None:
@@ -195,8 +205,9 @@ class Across:
             for tensor, k in wanted:
                 tensor.copy_(begun.mine[k])
             return
-        laid = begun.laid
+        laid, shown = begun.laid, [(k, lo, hi) for k, (lo, hi) in enumerate(begun.kept) if lo < hi]
         if self._port < self._ports:
+            self._commons.copy([(begun.mine[k][lo:hi], begun.tensors[k][lo:hi]) for k, lo, hi in shown])
             self._commons.say(ADDED, laid.region, laid.number)
         self._waiter.wait([laid.have(ADDED, range(self._ports))], what)
         pairs = list[tuple[Tensor, Tensor]]()
@@ -204,7 +215,8 @@ class Across:
             theirs = laid.views.of(port)
             for tensor, k in wanted:
                 lo, hi = stretch(tensor.numel(), port, self._ports) if stretches else (0, tensor.numel())
-                pairs.append((tensor[lo:hi], theirs[k][lo:hi]))
+                if port != self._port or begun.kept[k] != (lo, hi):
+                    pairs.append((tensor[lo:hi], theirs[k][lo:hi]))
         self._commons.copy(pairs)
         self._commons.through(laid)
 

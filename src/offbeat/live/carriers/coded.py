@@ -70,7 +70,7 @@ class CodedExchanges:
 
         def result() -> Vec:
             self._ways.waiter.wait([phases.to_all([True] * len(ranks))], "the others' sums")
-            return Vec([p.div_(len(ranks)) for p in phases.result().parts])
+            return Vec(phases.result(divisor=len(ranks)).parts)
 
         return Sent([phases.to_owners()], result)
 
@@ -79,11 +79,12 @@ class CodedExchanges:
     ) -> Sent:
         """What leaves a host is coded: the sum of its ranks'."""
         parts = [p.to(wide(p.dtype), copy=True) for p in effect.x.parts]
-        coding = Coding(codec, key, None if effect.lost is None else effect.lost.parts, lambda record, house: True)
+        lost = None if effect.lost is None else effect.lost.parts
+        coding = Coding(codec, key, lost, lambda record, house: True, len(ranks))
         self._ways.wire_bytes += two_phase_bytes(Stretches(effect.x, codec, len(ranks)).lengths) // len(ranks)
         nothing = parts[0].new_zeros(1)
         errand = self._ways.porter.send(partial(composed.coded_total, parts, nothing, coding, SUMS))
-        return Sent([errand], lambda: Vec([p.div_(len(ranks)) for p in parts]))
+        return Sent([errand], lambda: Vec(parts))
 
     def _phases(self, share: CodedShare, ranks: tuple[int, ...]) -> TwoPhases:
         phases = TwoPhases(share, self._ways.group(ranks))
@@ -130,7 +131,7 @@ class CodedExchanges:
         if not any(gives):
             return None, counts
         self._ways.waiter.wait([phases.to_all(gives)], "the others' sums")
-        return Vec([p.div_(sum(gives)) for p in phases.result().parts]), counts
+        return Vec(phases.result(divisor=sum(gives)).parts), counts
 
     def _gathered_gradients(
         self, g: Vec | None, header: Tensor, like: Vec, codec: Codec, ranks: tuple[int, ...], key: tuple[int, int]

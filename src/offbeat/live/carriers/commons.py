@@ -188,11 +188,13 @@ class Commons:
         readers: Sequence[int] | None = None,
         later: bool = False,
         kinds: Kinds | None = None,
+        but: Sequence[tuple[int, int]] | None = None,
     ) -> Laid:
         """Lay copies of these where the others can read them, wide enough to be summed: the next exchange.
 
         ``readers``: who will read them (None: all). ``later``: nobody waits for it now. ``kinds``: what all members
-        have room for, where some lay only the first of it, or nothing.
+        have room for, where some lay only the first of it, or nothing. ``but``: from where to where in each of these
+        nothing is laid, since nobody else reads it.
         """
         kinds = [(wide(t.dtype), t.numel()) for t in tensors] if kinds is None else kinds
         region = self._region(kinds, later)
@@ -203,7 +205,11 @@ class Commons:
             self._waiter.wait([left], "the others to read an older exchange")
         self._last[region.number] = number, self.others if readers is None else tuple(readers)
         if tensors:
-            self.copy(list(zip(laid.views.of(self.me), tensors, strict=len(tensors) == len(kinds))))
+            pairs = list(zip(laid.views.of(self.me), tensors, strict=len(tensors) == len(kinds)))
+            if but is not None:
+                cut = [(view, t, lo, hi) for (view, t), (lo, hi) in zip(pairs, but, strict=True)]
+                pairs = [pair for v, t, lo, hi in cut for pair in ((v[:lo], t[:lo]), (v[hi:], t[hi:]))]
+            self.copy(pairs)
         self._words[self.me][SIZE, region.number] = region.start + region.nbytes
         self.say(LAID, region, number)
         return laid

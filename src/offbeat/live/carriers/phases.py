@@ -28,19 +28,23 @@ class TwoPhases:
         outgoing = [0 if place == share.place else n for place, n in enumerate(share.stretches.lengths)]
         incoming = [0 if place == share.place else self._own for place in self._places]
         sent = torch.zeros(sum(outgoing), dtype=torch.uint8) if share.sent is None else share.sent.cpu()
-        received = torch.empty(sum(incoming), dtype=torch.uint8)
+        received = share.stretches.message(sum(incoming), on_host=True)
         self._received = list(received.split(incoming))
         return self._group.all_to_all(received, sent, incoming, outgoing)
 
     def to_all(self, gives: Sequence[bool]) -> dist.Work:
         """Start the second phase: the sum of my stretch, of those who give something, to all."""
         theirs = [m if there else None for m, there in zip(self._received, gives, strict=True)]
-        own_sum = self._share.own_sum(theirs).cpu()
-        longest = max(self._share.stretches.lengths)  # Gloo wants all equally long
-        self._sums = list(torch.empty(len(self._places), longest, dtype=torch.uint8))
-        return self._group.all_gather(self._sums, torch.nn.functional.pad(own_sum, (0, longest - own_sum.numel())))
+        own_sum, place, stretches = self._share.own_sum(theirs).cpu(), self._share.place, self._share.stretches
+        # Not a gathering: Gloo wants all equally long there, and copies what came once more.
+        outgoing = [0 if other == place else self._own for other in self._places]
+        incoming = [0 if other == place else n for other, n in enumerate(stretches.lengths)]
+        received = stretches.message(sum(incoming), on_host=True)
+        self._sums = [own_sum if other == place else m for other, m in enumerate(received.split(incoming))]
+        copies = own_sum if len(self._places) == 2 else own_sum.repeat(len(self._places) - 1)
+        return self._group.all_to_all(received, copies, incoming, outgoing)
 
-    def result(self, out: Vec | None = None) -> Vec:
-        """The sum of what all gave. What was lost is noted now."""
+    def result(self, out: Vec | None = None, divisor: float = 1) -> Vec:
+        """The sum of what all gave, divided. What was lost is noted now."""
         self._share.keep()  # first: the sum may be written over what was given
-        return self._share.result(self._sums, out)
+        return self._share.result(self._sums, out, divisor)

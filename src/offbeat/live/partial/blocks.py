@@ -90,9 +90,10 @@ class BlockSums:
         key: tuple[int, int, int],
         lost: Vec | None,
         of_weights: bool,
+        divisor: int,
     ) -> None:
-        """The same of coded vectors, of which mine is ``own``. Of gradients who gives nothing adds nothing, whatever
-        its codec makes of zeros; weights are there of all, also of those with nothing new in them to record."""
+        """The same of coded vectors, of which mine is ``own``, divided. Of gradients who gives nothing adds nothing,
+        whatever its codec makes of zeros; weights are there of all, also of those with nothing new to record."""
         way, what, record = self._way(ranks), f"round {version}", given.record
         assert way is not None, "what goes to nobody is not coded"
         stretches = Stretches(given, codec, len(ranks))
@@ -101,14 +102,14 @@ class BlockSums:
             def gives(records: Tensor, leaders: tuple[int, ...]) -> bool:
                 return of_weights or any(records[self._nodes.of(leader)] for leader in leaders)
 
-            coding = Coding(codec, key, None if lost is None else lost.parts, gives)
+            coding = Coding(codec, key, None if lost is None else lost.parts, gives, divisor)
             self.wire_bytes += two_phase_bytes(stretches.lengths) // len(ranks)
             return way.coded_total(given.parts, torch.from_numpy(record), coding, what)
         phases = TwoPhases(CodedShare(own, stretches, ranks.index(self._rank), key, lost), way)
         self.wire_bytes += phases.wire_bytes
         self._waiter.wait([way.all_reduce(torch.from_numpy(record)), phases.to_owners()], what)
         self._waiter.wait([phases.to_all([of_weights or bool(record[r]) for r in ranks])], what)
-        phases.result(given)
+        phases.result(given, divisor)
 
     @property
     def carriers(self) -> set[str]:

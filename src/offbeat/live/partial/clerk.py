@@ -325,8 +325,8 @@ class Clerk:
         else:
             own = None if given.value is None else buffer
             key, lost = (self._seed, self._rank, version), self._channel.lost
-            self._sums.coded_total(buffer, own, ranks, version, codec, key, lost, seat.rules.of_weights)
-        if not self._divides_early(divisor):
+            self._sums.coded_total(buffer, own, ranks, version, codec, key, lost, seat.rules.of_weights, divisor)
+        if codec is None and not self._divides_early(divisor):
             for p in buffer.parts:
                 p.div_(divisor)
         outcome = Outcome.of(self._nodes, version, buffer, buffer.shares(ranks), len(ranks), flush)
