@@ -272,6 +272,39 @@ def test_long_messages_are_worked_on_in_blocks_that_leave_no_seam(c: codec.Level
         assert torch.equal(torch.cat([through(c, x[:cut], 1), through(c, x[cut:], 1)]), y)
 
 
+def plainly(x: torch.Tensor, bucket: int) -> torch.Tensor:
+    """An int8 message by the formula, of as many numbers as are rounded alike."""
+    v = torch.nn.functional.pad(x, (0, -x.numel() % bucket)).view(-1, bucket)
+    norms = v.abs().amax(1)
+    scale = 127 / norms
+    if bool((torch.isfinite(scale) & (scale > 0)).all()):
+        level = v * scale[:, None]
+    else:
+        fine = torch.isfinite(norms) & (norms > 0)
+        level = (v / torch.where(fine, norms, 1)[:, None]).masked_fill(~fine[:, None], 0) * 127
+    codes = level.round().to(torch.int8).view(-1)[: x.numel()]
+    return torch.cat([norms.view(torch.uint8), codes.view(torch.uint8)])
+
+
+@pytest.mark.parametrize("special", [None, 0.0, -0.0, math.nan, math.inf, -math.inf, 1e-38, 3e38])
+@pytest.mark.parametrize("n", [1, 300, 301, 2**18 + 5, 2**20 + 1000])
+def test_int8_has_the_bits_of_its_formula_wherever_a_bucket_lies(special: float | None, n: int) -> None:
+    bucket = 300
+    c, x = codec.int8(bucket), (gaussian(n) * 4).round() / 4  # so many are halfway between two levels
+    if special is not None:
+        at = n // 2 // bucket * bucket
+        x[at : at + bucket] = special if math.isfinite(special) else x[at : at + bucket]
+        x[at] = special
+    message, block = c.encode(x, (1,)), 2**18 // 600 * 600
+    parts = [plainly(x[lo : lo + block], bucket) for lo in range(0, n, block)]
+    buckets = [-(-len(x[lo : lo + block]) // bucket) for lo in range(0, n, block)]
+    norms = torch.cat([part[: 4 * k] for part, k in zip(parts, buckets, strict=True)])
+    assert torch.equal(message, torch.cat([norms, *(p[4 * k :] for p, k in zip(parts, buckets, strict=True))]))
+    decoded = (c.codes(message, n).to(torch.float32) / torch.tensor([127.0])).view(-1)
+    expected = decoded * norms.view(torch.float32).repeat_interleave(bucket)[:n]
+    assert torch.equal(c.decode(message, x).view(torch.int32), expected.view(torch.int32))
+
+
 def test_elias_omega_codes_are_the_known_ones_and_can_be_read_back() -> None:
     assert [codec.elias_omega(n) for n in (1, 2, 3, 4, 16)] == ["0", "100", "110", "101000", "10100100000"]
     for n in [*range(1, 2000), 2**31, 2**40 + 1]:

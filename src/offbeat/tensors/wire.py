@@ -23,7 +23,7 @@ def all_gather_bytes(members: int, message_bytes: int) -> int:
 
 def two_phase_bytes(stretches: Sequence[int]) -> int:
     """Bytes that all members together send in a coded sum: of each stretch everyone's share to its owner, and the sum
-    from there to everyone. (Gloo fills a stretch up to the longest, which is longer by a bucket at most.)"""
+    from there to everyone."""
     return 2 * (len(stretches) - 1) * sum(stretches)
 
 

@@ -134,6 +134,21 @@ def test_a_coded_sum_has_the_same_bits_on_all_and_its_record_is_exact(told: Told
 
 
 @scenario(SIZE)
+def in_groups_of_two(rank: int) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
+    """Two hosts; some groups are on one of them, others on both."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(hosts.NAME, f"host {rank // 2}")
+        codecs = {"coded": ob.codec.int8(bucket=64), "uncoded": None}
+        return {name: trained(rank, ob.wagma(2, 3, "everyone", codec=c)) for name, c in codecs.items()}
+
+
+def test_a_coded_average_within_a_host_is_divided_as_one_between_hosts(told: Told) -> None:
+    for out in told(in_groups_of_two):
+        assert "shm" in out["coded"][1]
+        torch.testing.assert_close(out["coded"][0], out["uncoded"][0], rtol=0, atol=0.003)
+
+
+@scenario(SIZE)
 def one_host_cannot_share(rank: int) -> tuple[tuple[str, ...], Tensor, list[str]]:
     """Of two hosts; the ranks of the other could."""
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
