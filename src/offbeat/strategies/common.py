@@ -60,15 +60,20 @@ def rules(
     absent: Absent,
     full_every: int | None,
     catch_up: CatchUp,
-    sync: Sync,
+    sync: Sync | None,
     staleness: int | None,
     late: int,
     fade: bool = False,
     grace: Window = 0.0,
     spares: bool = False,
 ) -> Rules:
-    """Check the settings and put them together: full rounds every so often, or a bound instead of them."""
+    """Check the settings and put them together: full rounds every so often, or a bound instead of them.
+
+    By default a bound where results may be late: a full round waits for all, which nothing hides.
+    """
     one_of("catch_up", catch_up, ("current", "every_step"))
+    if sync is None:
+        sync = "bounded" if late and (staleness or full_every) else "barrier"
     one_of("sync", sync, ("barrier", "bounded"))
     if late not in (0, 1):
         raise ValueError(f"late is {late!r}, but a result can be 0 or 1 rounds late")

@@ -48,7 +48,7 @@ def eager(
     stale: Literal["carry", "drop", "fade"] = "carry",
     apply: Literal["queue", "latest"] = "queue",
     catch_up: CatchUp = "current",
-    sync: Sync = "barrier",
+    sync: Sync | None = None,
     staleness: int | None = None,
     late: int = 0,
     grace: Window = 0.0,
@@ -69,12 +69,13 @@ def eager(
     1 / (1 + the rounds it has missed) (``"fade"``), or is lost (``"drop"``).
 
     ``sync="bounded"`` replaces full rounds by a bound: no gradient older than ``staleness`` rounds is ever applied
-    (default: ``sync_every``). ``late=1`` hides the round behind the next step's computation. ``grace="auto"``: a round
-    that may start waits for those who are about to come, as long as that makes more gradients a second fresh; a number:
-    so many seconds, or until all are there. ``per_node=8``: eight
-    consecutive ranks average their gradients in step, over the fast links inside a machine, and count as one worker
-    outside; the ``codec`` is for what travels between nodes. What it loses is lost: sent later, it would be a gradient
-    of other weights. So it must be one that sends every number.
+    (default: ``sync_every``). ``late=1`` hides the round behind the next step's computation, and implies
+    ``sync="bounded"`` unless ``sync="barrier"`` is asked for: nothing hides a round that waits for all.
+    ``grace="auto"``: a round that may start waits for those who are about to come, as long as that makes more gradients
+    a second fresh; a number: so many seconds, or until all are there. ``per_node=8``: eight consecutive ranks average
+    their gradients in step, over the fast links inside a machine, and count as one worker outside; the ``codec`` is for
+    what travels between nodes. What it loses is lost: sent later, it would be a gradient of other weights. So it must
+    be one that sends every number.
 
     *When it helps*: a different worker is late each step. With ``catch_up="current"`` also when always the same one is.
     *When it hurts*: ``first`` among many workers: almost nothing in a round is fresh, and a large learning rate

@@ -60,7 +60,7 @@ def wagma(
     wait: str | int | float | Wait = "first",
     merge: Literal["paper", "correct"] = "paper",
     catch_up: CatchUp = "current",
-    sync: Sync = "barrier",
+    sync: Sync | None = None,
     staleness: int | None = None,
     late: int = 0,
     grace: Window = 0.0,
@@ -79,7 +79,8 @@ def wagma(
     ``"3 workers"`` or ``"50%"``, as in ``eager``. ``merge="correct"``: the tray follows the rounds while its worker
     computes, and the worker adds its step to it, so the mean of all weights is preserved whoever is late.
     ``sync="bounded"`` replaces the full rounds by a bound: nothing older than ``staleness`` rounds is ever averaged in
-    (default: ``tau``). ``late=1`` hides a round behind the next step's computation, and implies ``merge="correct"``.
+    (default: ``tau``). ``late=1`` hides a round behind the next step's computation; it implies ``merge="correct"``, and
+    ``sync="bounded"`` unless ``sync="barrier"`` is asked for: nothing hides a round that waits for all.
     ``grace``: how long a round that may start waits for others, as in ``eager``.
     ``per_node=8``: eight consecutive ranks average their gradients in step, over the fast links inside a machine, and
     are one of the P workers to the groups; the ``codec`` is for what travels between nodes, and what it loses is given

@@ -1,7 +1,8 @@
 """A model's gradients as one vector.
 
 A gradient that *lies in place* is what ``p.grad`` holds already: the inner optimiser, which reads it there, needs no
-copy. Whatever a strategy makes of it (a sum, a product) is an ordinary vector again.
+copy. Whatever a strategy makes of it (a sum, a product) is an ordinary vector again, perhaps one that others read, too.
+An optimiser that only reads is shown it where it lies; for another it is copied to memory of ``p.grad``'s own.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from offbeat.live.attached.flat import Flat
 from offbeat.live.transport.errors import OffbeatError
@@ -126,6 +128,30 @@ class FlatGradient(InPlace):
                 p.grad = None
             elif p.grad is not view:
                 p.grad = view
+
+
+READERS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+
+
+def only_reads_gradients(inner: torch.optim.Optimizer) -> bool:
+    """Whether a step of this optimiser leaves ``p.grad`` as it is: nothing that we do not know has a hand in it.
+
+    Nesterov's momentum is added to the gradients themselves, and a scale is taken out of them where they lie.
+    """
+    hooks = [*inner._optimizer_step_pre_hooks, *_global_optimizer_pre_hooks]  # a user's, which may clip
+    if type(inner) not in READERS or hooks or getattr(inner, "grad_scale", None) is not None:
+        return False
+    return not any(group.get("nesterov") or group.get("differentiable") for group in inner.param_groups)
+
+
+def views_for(flat: Flat, g: Vec) -> list[Tensor | None] | None:
+    """``g`` as gradients of the parameters, where it lies; None: it lies otherwise than they do."""
+    parts, layout = g.parts, flat.layout
+    if flat.island is not None or [(p.dtype, p.device) for p in parts] != list(layout.kinds):
+        return None
+    if g.cut is None:
+        g.cut = layout.views(parts)
+    return [view if used else None for view, used in zip(g.cut, g.used or [True] * len(g.cut), strict=True)]
 
 
 def land(flat: Flat, g: Vec) -> bool:

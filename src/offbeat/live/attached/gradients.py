@@ -8,16 +8,18 @@ worker's own gradient, as it is.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from offbeat.live.attached.buckets import STEP_MODULUS, Buckets
 from offbeat.live.attached.driver import Driver
 from offbeat.live.attached.flat import Flat
-from offbeat.live.attached.gradient import FlatGradient, InPlace, OwnGradient, land
+from offbeat.live.attached.gradient import FlatGradient, InPlace, OwnGradient, land, views_for
 from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.transport.waiter import Work
 from offbeat.method.effects import Batch, Done, Grad, GradMix
@@ -40,11 +42,12 @@ class Gradients:
         self._lazy_buckets: Buckets | None = None
         self._lazy_memory: FlatGradient | None = None
         self._exchanging = self._exchanged = self._callback_waits = self._warned = False
-        self._only_begins = False  # the step has begun, and its gradients go to nobody before ``step()``
+        self._only_begins: int | None = None  # whose gradient began the step, where none goes to anybody before step()
         self._backwards = self._exchanges = 0
         # The gradients of a sharded model appear in FSDP's own memory: there a step begins with step().
-        learning = flat.params if flat.island is None else ()
-        self._hooks = [p.register_post_accumulate_grad_hook(self._hook(k)) for k, p in enumerate(learning)]
+        self._heard = range(len(flat.params)) if flat.island is None else range(0)
+        self._hooks: dict[int, RemovableHandle] = {}
+        self._listen(self._heard)
 
     # What the optimiser calls.
 
@@ -84,6 +87,26 @@ class Gradients:
             return self._coded_gradient(asks, active=False)
         return None
 
+    @contextmanager
+    def shown(self, g: Vec) -> Iterator[None]:
+        """While this lasts ``p.grad`` is ``g``, for an inner optimiser that only reads it; afterwards what it was.
+
+        Nothing is copied where ``g`` lies as the model does. It may lie where others read it, too: hence "only".
+        """
+        views = None if isinstance(g, InPlace) else views_for(self._flat, g)
+        if views is None:
+            self.put(g)
+            yield
+            return
+        own = [p.grad for p in self._flat.params]
+        try:
+            for p, view in zip(self._flat.params, views, strict=True):
+                p.grad = view
+            yield
+        finally:
+            for p, grad in zip(self._flat.params, own, strict=True):
+                p.grad = grad
+
     def put(self, g: Vec) -> None:
         """``p.grad`` is ``g`` now, if it was not before: the inner optimiser reads it there."""
         if not isinstance(g, InPlace) and (self._lazy_memory is not None or not land(self._flat, g)):
@@ -96,7 +119,9 @@ class Gradients:
 
     def reset(self) -> None:
         """The step is over."""
-        self._exchanging = self._exchanged = self._only_begins = False
+        if self._hooks:
+            self._listen(self._heard if self._only_begins is None else (self._only_begins,))
+        self._exchanging, self._exchanged, self._only_begins = False, False, None
         self._backwards = self._exchanges = 0
 
     def forget_backwards(self) -> None:
@@ -106,8 +131,7 @@ class Gradients:
 
     def release(self) -> None:
         """Listen to backward no longer."""
-        for hook in self._hooks:
-            hook.remove()
+        self._listen(())
 
     def forget(self) -> None:
         """The run is over: let go of its memory. (The optimiser holds this, and this must not hold the optimiser.)"""
@@ -116,15 +140,27 @@ class Gradients:
 
     # During backward.
 
+    def _listen(self, slots: Collection[int]) -> None:
+        """To the gradients of these parameters, between two steps.
+
+        Where gradients go to nobody before ``step()``, one is enough to know that a step begins, and backward is spared
+        a call for each of the others. (If that one does not come the next time, the step begins with ``step()``.)
+        """
+        if len(slots) != len(self._hooks):
+            for hook in self._hooks.values():
+                hook.remove()
+            params = self._flat.params
+            self._hooks = {k: params[k].register_post_accumulate_grad_hook(self._hook(k)) for k in slots}
+
     def _hook(self, slot: int) -> Callable[[Tensor], None]:
         def arrived(_: Tensor) -> None:
-            if self._only_begins:
+            if self._only_begins is not None:
                 return
             self._begin()
             if self._overlaps:
                 self._collect(slot)
             else:
-                self._only_begins = True
+                self._only_begins = slot
 
         return arrived
 

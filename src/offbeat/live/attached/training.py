@@ -18,6 +18,7 @@ from offbeat.live.attached.arguments import Arguments
 from offbeat.live.attached.driver import Driver
 from offbeat.live.attached.equal import share_beginning
 from offbeat.live.attached.flat import Flat
+from offbeat.live.attached.gradient import only_reads_gradients
 from offbeat.live.attached.others import Others
 from offbeat.live.attached.stats import Stats
 from offbeat.live.attached.stepping import Stepping
@@ -105,7 +106,12 @@ class Training:
 
     def _update(self, g: Vec) -> None:
         """The inner optimiser's step."""
-        self.stepping.gradients.put(g)
+        gradients = self.stepping.gradients
+        if self._max_norm is None and only_reads_gradients(self._inner):
+            with gradients.shown(g):
+                self._inner.step()
+            return
+        gradients.put(g)
         if self._max_norm is not None:
             nn.utils.clip_grad_norm_(self._flat.tensors, self._max_norm)  # of a sharded model, over all shards
         self._inner.step()
