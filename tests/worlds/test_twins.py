@@ -48,8 +48,8 @@ def is_told_by_the_simulator(name: str, run: Run) -> bool:
 
 
 @cache
-def simulated(name: str, workers: int) -> ob.Run:
-    return ob.simulate(IN_STEP[name], task(), workers=workers, steps=STEPS)
+def simulated(name: str, workers: int, hosts: int | None) -> ob.Run:
+    return ob.simulate(IN_STEP[name], task(), workers=workers, steps=STEPS, network=ob.Network(hosts=hosts))
 
 
 TABLE = [(name, run) for run in RUNS for name in IN_STEP if is_told_by_the_simulator(name, run)]
@@ -74,7 +74,7 @@ def test_every_strategy_that_does_not_depend_on_timing_is_in_the_table() -> None
 
 @pytest.mark.parametrize(("name", "run"), TABLE, ids=lambda one: "-".join(map(str, one)) if type(one) is tuple else one)
 def test_live_weights_equal_simulated_ones(live: Ran, name: str, run: Run) -> None:
-    there = simulated(name, run[0])
+    there = simulated(name, run[0], None if run[2] else 1)
     before = torch.stack([before for before, _ in live[run][name]])
     after = torch.stack([after for _, after in live[run][name]])
     assert (before - there.weights).abs().max() < 1e-9

@@ -7,8 +7,7 @@
   micro-batches: `Batch`, `Done`, with a `Stop`; shared weights: `Share`, `Meet`, `Add`, `Retire`; one's own time:
   `Spent`. ``me.steps()`` asks `Next` for a `Turn`; a channel's ``mix``, ``through`` and ``rest`` are `Offer`, `Through`
   and `Rest`; what was begun is a `Ticket`
-* **values**: `Vec`, `pack`, `unpack`, `scalar`, `numbers`; `Mixing`, `Edge`, `Nodes`; `Codec`, `sent_to`,
-  `nothing_lost`
+* **values**: `Vec`, `pack`, `unpack`, `scalar`, `numbers`; `Mixing`, `Edge`, `Nodes`; `Codec`, `nothing_lost`
 * **modules**: `topology` and its `matchings` (with whom), `waiting` (for whom), `codec` (in how many bytes), `pacing`
   (how often), `micro` (in how many pieces), `draw` (chance that all workers agree on), `units` (numbers in words)
 * **checks** of settings: `whole`, `between`, `one_of`
@@ -56,7 +55,7 @@ from offbeat.rounds.rules import Absent, CatchUp, Rules
 from offbeat.rounds.waiting import Wait
 from offbeat.runs.talking import Talking
 from offbeat.tensors import codec
-from offbeat.tensors.codec import Codec, sent_to
+from offbeat.tensors.codec import Codec
 from offbeat.tensors.stretches import nothing_lost
 from offbeat.tensors.vector import Vec, numbers, pack, scalar, unpack
 from offbeat.topology import Edge, Mixing, matchings
@@ -119,7 +118,6 @@ __all__ = [
     "pacing",
     "pack",
     "scalar",
-    "sent_to",
     "topology",
     "units",
     "unpack",

@@ -13,6 +13,7 @@ from offbeat.method.effects import Next, Turn
 from offbeat.method.facts import Reported
 from offbeat.method.moments import Moments, as_of_the_mean
 from offbeat.runs.talking import Talking
+from offbeat.tensors.codec import Codec, sent_to
 from offbeat.tensors.layout import Slot
 from offbeat.tensors.vector import Vec, pack
 from offbeat.topology.hierarchy import Nodes
@@ -23,8 +24,8 @@ class Replica:
 
     ``x`` are the weights, ``model`` the weights together with floating buffers (such as BatchNorm statistics): both
     are the live memory of the model, so ``me.x.copy_(…)`` changes it. ``horizon`` is the number of steps of the run
-    where that is known; ``hosts``, on how many the workers are; ``parameters``, how many the weights consist of, where
-    gradients say which of them they used;
+    where that is known; ``hosts``, on how many the workers are (on one: they read each other's memory); ``parameters``,
+    how many the weights consist of, where gradients say which of them they used;
     ``slots``: where each of them lies, ``sizes``: the bytes of each, which may be more than what lies here. ``whole``:
     where this is a shard of a model, what makes sums over it sums over all of the model; ``held``: what of a tensor
     lies here.
@@ -55,6 +56,7 @@ class Replica:
         self.model = pack(x, buffers) if buffers.parts else x
         self.t = 0
         self.memory = SimpleNamespace()
+        self.spared = ""  # the codec that was asked for and not needed
         self.reported = Reported()
         self._update = update
         self._groups, self._after, self._states, self._slots = groups, after, states, tuple(slots)
@@ -87,6 +89,13 @@ class Replica:
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate
         self._after()
+
+    def sends(self, codec: Codec | None) -> Codec | None:
+        """The codec of what is sent: None where nothing leaves a host. Memory is quicker than any code, and exact."""
+        sent = sent_to(codec, self.hosts - 1)
+        if codec is not None and sent is None and self.size > 1:
+            self.spared = codec.name
+        return sent
 
     def moments(self, order: int) -> Moments:
         """A copy of the inner optimiser's averages of gradients (``order`` 1) or of their squares (2), as a vector."""

@@ -16,7 +16,6 @@ from offbeat.method import (
     Ticket,
     Vec,
     nothing_lost,
-    sent_to,
     topology,
 )
 
@@ -24,20 +23,27 @@ from offbeat.method import (
 class Averager:
     """The mean of the workers' models.
 
-    Without a codec the weights travel. With one, each worker's displacement from the last common point travels
-    (``memory.anchor``, the same on all): its rounding error shrinks with what was learned since. What coding loses
-    (``memory.lost``) is sent with the next displacement.
+    Where nothing is coded the weights travel. With a codec, each worker's displacement from the last common point
+    travels (``memory.anchor``, the same on all): its rounding error shrinks with what was learned since. What coding
+    loses (``memory.lost``) is sent with the next displacement. A run that is resumed on other hosts goes on as it
+    began: in the middle of a period there is no common point to start from.
     """
 
     def __init__(self, me: Replica, codec: Codec | None) -> None:
-        self._me, self._codec = me, sent_to(codec, me.size - 1)
+        self._me, self._codec = me, me.sends(codec)
         if self._codec is not None:
             me.recall(anchor=me.model.clone(), lost=nothing_lost(me.model))
-            self._moved = me.model.clone()  # fresh pages are slow
+        elif codec is not None:
+            me.recall(anchor=None, lost=None)
+        self._moved = me.model.clone() if self._is_displaced else None  # fresh pages are slow
+
+    @property
+    def _is_displaced(self) -> bool:
+        return getattr(self._me.memory, "anchor", None) is not None
 
     async def __call__(self, W: Mixing, weight: float = 1.0) -> Vec:
         """The mean; ``weight`` is how often I count in it, 1 on average."""
-        if self._codec is None:
+        if self._moved is None:
             return await Mix(self._me.model if weight == 1.0 else self._me.model * weight, W)
         mem = self._me.memory
         anchor: Vec = mem.anchor
@@ -60,7 +66,7 @@ class Underway:
     """
 
     def __init__(self, me: Replica, W: Mixing, codec: Codec | None) -> None:
-        self._mem, self._W, self._codec = me.recall(sent=None), W, sent_to(codec, me.size - 1)
+        self._mem, self._W, self._codec = me.recall(sent=None), W, me.sends(codec)
         if self._codec is not None:
             me.recall(slot=0, lost=[])
         self._ticket: Ticket[Vec] | None = None

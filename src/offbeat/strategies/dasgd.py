@@ -15,7 +15,6 @@ from offbeat.method import (
     between,
     method,
     one_of,
-    sent_to,
     topology,
     whole,
 )
@@ -85,25 +84,26 @@ def dasgd(
     tau, d, K = period, delay, every(moments)
 
     async def body(me: Replica) -> None:
-        w, everyone, Q = me.x, topology.everyone(me.size), sent_to(codec, me.size - 1)
-        mem = me.recall(A=w.clone() if Q else None)  # the last average: the same on all, so codecs start from it
-        average, moments_too = Underway(me, everyone(0), Q), MomentsToo(me, K)
+        w, everyone = me.x, topology.everyone(me.size)
+        # The last average: the same on all, so codecs start from it. (Resumed on other hosts, it goes on as it began.)
+        A = me.recall(A=w.clone() if me.sends(codec) else None).A
+        average, moments_too = Underway(me, everyone(0), None if A is None else codec), MomentsToo(me, K)
         await average.resume()
 
         async def blend() -> None:
             sent, mixed = average.sent, await average.finish()
-            A = mixed if Q is None else mem.A.add_(mixed)
+            mean = mixed if A is None else A.add_(mixed)
             if merge == "correct":
                 assert sent is not None
                 w.add_(sent.taken_from_(mixed))  # nobody needs it any more
             else:
-                w.mul_(xi).add_(A, alpha=1 - xi)
+                w.mul_(xi).add_(mean, alpha=1 - xi)
             await moments_too.averaged(everyone(0))
 
         async for k in me.steps():
             me.step(await Grad())
             if (k + 1) % tau == 0:
-                await average.begin(w.clone() if Q is None else w - mem.A)
+                await average.begin(w.clone() if A is None else w - A)
             if (k + 1) % tau == d and average.sent is not None:
                 await blend()
         if average.sent is not None:

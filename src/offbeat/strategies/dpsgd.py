@@ -60,7 +60,7 @@ def dpsgd(
     K = every(moments)
 
     async def body(me: Replica) -> None:
-        x, W, gossip, moments_too = me.x, topology.graph(graph, me.size), Gossip(codec), MomentsToo(me, K)
+        x, W, gossip, moments_too = me.x, topology.graph(graph, me.size), Gossip(me.sends(codec)), MomentsToo(me, K)
         async for k in me.steps():
             if order == "cta":
                 ticket = await Begin(gossip.ask(x, W(k)))

@@ -116,7 +116,12 @@ def eager(
 
         nodes = Nodes(me.size, per_node)
         partial = Channel(
-            "eager", topology.everyone(nodes.count), how.among(nodes.count), update, codec, per_node=per_node
+            "eager",
+            topology.everyone(nodes.count),
+            how.among(nodes.count),
+            update,
+            me.sends(codec),
+            per_node=per_node,
         )
         await Open(partial, None)
         async for t in me.own_steps(per_node):

@@ -63,7 +63,7 @@ def matcha(
     K = every(moments)
 
     async def body(me: Replica) -> None:
-        x, gossip, moments_too = me.x, Gossip(codec), MomentsToo(me, K)
+        x, gossip, moments_too = me.x, Gossip(me.sends(codec)), MomentsToo(me, K)
         plan = matchings.plan(topology.edges(graph, me.size), me.size, budget)
         async for k in me.steps():
             me.step(await Grad())

@@ -63,7 +63,7 @@ def msync(m: str | int | float | Wait = "75%", codec: Codec | None = None) -> Bo
                 if count := len(got.contributors):  # sums come divided by P
                     me.step(got.value if count == P else got.value * (P / count))
 
-        partial = Channel("msync", topology.everyone(P), how.among(P), update, codec)
+        partial = Channel("msync", topology.everyone(P), how.among(P), update, me.sends(codec))
         await Open(partial, None)
         async for t in me.own_steps():
             if (g := await Grad()) is not None:

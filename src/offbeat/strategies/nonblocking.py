@@ -122,7 +122,7 @@ def nonblocking(
     whom = over if isinstance(over, str) and over in ("allreduce", "server", "matcha") else named(over)
 
     async def body(me: Replica) -> None:
-        P, x, gossip = me.size, me.x, Gossip(codec)
+        P, x, gossip = me.size, me.x, Gossip(me.sends(codec))
         if isinstance(ending, int) and ending > P:
             raise ValueError(f"nonblocking: the bell waits for {ending} workers, but there are {P}; use stop=1 to {P}")
         mem = me.recall(n=cutting.USUAL_PIECES if micro == "auto" else micro, did=[], whole=[], times=[], used=[0] * P)
@@ -161,7 +161,7 @@ def nonblocking(
             adapt(done)
             if graph is None:
                 acc, weight = _share(done, weighting, me)
-                A, W, tally = await _sum(me, acc, weight, own, codec, whom == "server")
+                A, W, tally = await _sum(me, acc, weight, own, me.sends(codec), whom == "server")
                 if whom == "allreduce" or me.rank == 0:
                     me.step(A / W if W else None, tally.share if scale_lr else 1.0)
                 tally = await _served(me, tally) if whom == "server" else tally

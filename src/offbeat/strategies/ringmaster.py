@@ -88,7 +88,7 @@ def ringmaster(
                 me.step(got.value)
 
         how = Rules(waiting.first, "drop", good_for=R)
-        arrivals = Channel("ringmaster", topology.everyone(P), how, update, codec, per_node=per_node)
+        arrivals = Channel("ringmaster", topology.everyone(P), how, update, me.sends(codec), per_node=per_node)
         await Open(arrivals, None)
         async for t in me.own_steps(per_node):
             if (g := await own_gradient(me, per_node)) is not None:

@@ -162,7 +162,7 @@ def self_clocked(
         workers = min(SQUARES if squares == "auto" else squares, P)
         beta = outer_momentum if P > 1 else 0.0
         blocks = topology.everyone(P) if S is None or S >= P else topology.groups(P, S)
-        coded = me.hosts > 1 if codec == "auto" else codec is not None
+        coded = me.hosts > 1 if codec == "auto" else me.sends(codec) is not None
         mem = me.recall(
             start=me.x.clone() if coded else None,  # with a codec, the displacement from the common beginning travels
             lost=nothing_lost(me.x) if coded else None,
@@ -173,6 +173,7 @@ def self_clocked(
         )
         # A run that is resumed on other hosts goes on as it began: they have no common beginning to start from anew.
         Q = None if mem.start is None else BETWEEN_HOSTS if codec == "auto" else codec
+        sent = me.sends(Q)
         draws = (2 if Q is not None and P <= DRAWING else 0) if draw == "auto" else draw
         # Whatever is handed in counts for the next round, however old the weights it was made with.
         how = Rules(
@@ -196,7 +197,7 @@ def self_clocked(
             return before.way_to(me.x) if moved else None
 
         talking = me.reported.talking or Talking()
-        me.report(talking=talking, coded=Q.name if Q else None)
+        me.report(talking=talking, coded=sent.name if sent else None)
 
         def adopt(results: list[Got]) -> None:
             nonlocal talking
@@ -218,7 +219,7 @@ def self_clocked(
             me.x.add_(ahead)
             left.copy_(me.x)
 
-        partial = Channel("self_clocked", blocks, how.among(P), adopt, Q, since, per_node, mem.lost)
+        partial = Channel("self_clocked", blocks, how.among(P), adopt, sent, since, per_node, mem.lost)
         await Open(partial, me.x if Q is None else me.x - mem.start)
         async for t in me.own_steps(per_node):
             if steps == 0 and not pushed:

@@ -57,7 +57,7 @@ def sgp(
     K = every(moments)
 
     async def body(me: Replica) -> None:
-        A, gossip, moments_too = topology.graph(graph, me.size), Gossip(codec), MomentsToo(me, K)
+        A, gossip, moments_too = topology.graph(graph, me.size), Gossip(me.sends(codec)), MomentsToo(me, K)
         mem = me.recall(omega=scalar(1.0, me.x))
         x, omega = me.x, mem.omega
         numerator_and_weight = pack(x, omega)

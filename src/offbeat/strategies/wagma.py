@@ -116,22 +116,28 @@ def wagma(
 
     def channel(me: Replica, apply: Callable[[list[Got]], None], holds: Callable[[], Vec | None]) -> Channel:
         P = Nodes(me.size, per_node).count
-        lost = me.recall(lost=nothing_lost(me.x) if codec else None).lost
-        return Channel("wagma", topology.groups(P, group), how.among(P), apply, codec, holds, per_node, lost)
+        lost = me.recall(lost=nothing_lost(me.x) if me.sends(codec) else None).lost
+        Q = None if me.memory.anchor is None else me.sends(codec)
+        return Channel("wagma", topology.groups(P, group), how.among(P), apply, Q, holds, per_node, lost)
+
+    def common_beginning(me: Replica) -> Vec | None:
+        """Where something is coded. (A run that is resumed on other hosts goes on as it began, and has no other.)"""
+        anchor: Vec | None = me.recall(anchor=me.x.clone() if me.sends(codec) else None).anchor
+        return anchor
 
     async def paper(me: Replica) -> None:
         # With a codec the displacement from the common beginning travels. (A nearer anchor, such as the last full
         # average, would be wrong: an absent worker's tray may still hold a displacement from an older one.)
-        mem = me.recall(anchor=me.x.clone() if codec else None)
+        start = common_beginning(me)
 
         def mine() -> Vec:
-            return me.x if codec is None else me.x - mem.anchor
+            return me.x if start is None else me.x - start
 
         def average(results: list[Got]) -> None:
             if not results:
                 return
             got = results[-1]
-            S, mean = got.count, got.value if codec is None else mem.anchor + got.value
+            S, mean = got.count, got.value if start is None else start + got.value
             if S == 1:  # its own weights, or older ones
                 return
             if got.fresh or got.full:
@@ -146,18 +152,18 @@ def wagma(
             average(await partial.mix(mine(), t))
         async for got in partial.rest(mine):  # one without gradients adopts every result
             if got.count > 1:  # a group of one would give it back its own older weights
-                me.x.copy_(got.value if codec is None else mem.anchor + got.value)
+                me.x.copy_(got.value if start is None else start + got.value)
 
     async def correct(me: Replica) -> None:
-        start = me.recall(anchor=me.x.clone() if codec else None).anchor
+        start = common_beginning(me)
         alone = Nodes(me.size, per_node).count == 1
 
         def adopt(results: list[Got]) -> None:
             if results and not alone:  # nobody else changes what one holds
-                me.x.copy_(results[-1].value if codec is None else start + results[-1].value)
+                me.x.copy_(results[-1].value if start is None else start + results[-1].value)
 
         partial = channel(me, adopt, lambda: None)
-        await Open(partial, me.x if codec is None else me.x - start)
+        await Open(partial, me.x if start is None else me.x - start)
         memory = me.x.clone()
         async for t in me.own_steps(per_node):
             x_hat = memory.copy_(me.x)

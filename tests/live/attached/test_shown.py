@@ -62,7 +62,7 @@ def _hooked(params: list[Tensor]) -> torch.optim.Optimizer:
 def _scaled(params: list[Tensor]) -> torch.optim.Optimizer:
     inner: Any = torch.optim.AdamW(params, fused=True)
     inner.grad_scale = torch.tensor(2.0)
-    return inner  # type: ignore[no-any-return]
+    return inner
 
 
 WRITERS: list[Make] = [

@@ -193,13 +193,18 @@ def on_their_own(rank: int) -> dict[str, tuple[torch.Tensor, int, str]]:
 
 def test_self_clocked_codes_what_leaves_a_host_and_nothing_else(told: Told) -> None:
     for seen in told(on_their_own):
-        int8, none = ob.codec.int8(), None
-        for where, same, other in (("one host", none, int8), ("hosts", int8, none)):
-            weights, _, said = seen[f"{where} auto"]
-            assert torch.equal(weights, seen[f"{where} {same}"][0])
-            assert not torch.equal(weights, seen[f"{where} {other}"][0])
-            assert ("coded int8" in said) == (where == "hosts")
-        assert seen["hosts auto"][1] < 0.5 * seen["hosts None"][1]
+        asked, auto, none = (
+            {where: seen[f"{where} {codec}"] for where in ("one host", "hosts")}
+            for codec in (ob.codec.int8(), "auto", None)
+        )
+        assert torch.equal(auto["one host"][0], none["one host"][0])
+        assert torch.equal(asked["one host"][0], none["one host"][0])
+        assert torch.equal(auto["hosts"][0], asked["hosts"][0])
+        assert not torch.equal(auto["hosts"][0], none["hosts"][0])
+        assert auto["hosts"][1] < 0.5 * none["hosts"][1]
+        assert all(", coded int8." in said["hosts"][2] for said in (auto, asked))
+        assert asked["one host"][2].endswith("shared memory, uncoded: int8 is for what leaves a host.")
+        assert all(said["one host"][2].endswith("shared memory.") for said in (auto, none))
 
 
 @scenario(SIZE)

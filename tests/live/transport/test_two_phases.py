@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import offbeat as ob
-from tests.support.scenarios import Told, scenario
+from tests.support.scenarios import Told, over, scenario
 
 pytestmark = pytest.mark.live
 
@@ -26,8 +26,10 @@ def task() -> ob.Task:
     return ob.tasks.regression(dimension=1000, batch=8, dtype=torch.float32)
 
 
-@scenario(3)
-def trained(rank: int) -> dict[str, tuple[Tensor, int]]:
+Trained = dict[str, tuple[Tensor, int]]
+
+
+def _train(rank: int) -> Trained:
     """For each method the weights after the last step, and the bytes sent until then."""
     out, work = {}, task()
     for name, strategy in METHODS.items():
@@ -42,6 +44,17 @@ def trained(rank: int) -> dict[str, tuple[Tensor, int]]:
     return out
 
 
+@scenario(3)
+def trained(rank: int) -> Trained:
+    """As if each had a host of its own."""
+    return over(rank, "gloo", _train)
+
+
+@scenario(3)
+def on_one_host(rank: int) -> Trained:
+    return over(rank, "shm", _train)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_all_workers_get_the_same_bits(told: Told, name: str) -> None:
     weights = [run[name][0] for run in told(trained)]
@@ -52,3 +65,15 @@ def test_all_workers_get_the_same_bits(told: Told, name: str) -> None:
 def test_they_send_as_many_bytes_as_simulated_ones(told: Told, name: str) -> None:
     sent = sum(run[name][1] for run in told(trained))
     assert sent == ob.simulate(METHODS[name], task(), 3, STEPS).wire_bytes
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_on_one_host_nothing_is_coded_and_the_simulator_agrees(told: Told, name: str) -> None:
+    everyones, strategy = [run[name] for run in told(on_one_host)], METHODS[name]
+    uncoded = ob.strategy(strategy.name, **{**strategy.settings, "codec": None})
+    there = [ob.simulate(s, task(), 3, STEPS, network=ob.Network(hosts=1)) for s in (strategy, uncoded)]
+    sent = sum(sent for _, sent in everyones)
+    assert all(0 <= run.wire_bytes - sent < 3 * STEPS for run in there)  # each counts whole bytes of every exchange
+    for weights, _ in everyones:
+        assert (weights - there[0].weights[0]).abs().max() < 1e-6
+        assert (weights - there[1].weights[0]).abs().max() < 1e-6

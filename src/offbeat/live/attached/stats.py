@@ -202,7 +202,9 @@ class Stats:
         told = [*told, *(others or foreign.told(waits, optimizer.wait_s + self.ledger.seconds, self._steps))]
         if optimizer.carriers:
             ways = " and ".join(WAYS[name] for name in optimizer.carriers)
-            coded = f", coded {optimizer.me.reported.coded}" if optimizer.me.reported.coded else ""
+            me = optimizer.me
+            coded = f", coded {me.reported.coded}" if me.reported.coded else ""
+            coded += f", uncoded: {me.spared} is for what leaves a host" if me.spared else ""
             told = [*told, f"Vectors went through {ways}{coded}."]
         return Summary(
             rank=optimizer.me.rank,

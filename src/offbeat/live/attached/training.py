@@ -85,7 +85,7 @@ class Training:
             sizes=shards.whole_bytes(flat.params),
             whole=self._over_all_shards,
             held=shards.local,
-            hosts=len(set(self.transport.homes)),
+            hosts=self.transport.hosts,
         )
         unknown = given.unknown_to_a_task
         if self._island is not None and not self._island.leads:

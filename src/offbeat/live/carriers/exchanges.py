@@ -62,6 +62,12 @@ class Transport:
         """The hosts of all ranks."""
         return [own.home for own in self._equipment]
 
+    @property
+    def hosts(self) -> int:
+        """On how many the ranks are, as far as bytes are concerned: those that do not read each other's memory, since
+        each has a GPU of its own or Gloo is wanted, count as if each had a host of its own."""
+        return self.size if hosts.wanted() == "gloo" else len({(own.home, own.gpus) for own in self._equipment})
+
     # Memory that a host's ranks share.
 
     def shelves(self, name: str, ranks: tuple[int, ...], like: Vec, parameters: int) -> Shelves | None:
