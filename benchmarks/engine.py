@@ -244,18 +244,20 @@ HOLDS: list[tuple[str, Settings]] = [
 ]
 
 
-def _held() -> float:
+def _held() -> tuple[float, float]:
     """Bytes: this process's own, and its share of what it has mapped with others; on a GPU, what all hold there."""
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
-        return float(total - free)
-    held, ours = 0.0, False
+        return float(total - free), 0.0
+    own, share, ours = 0.0, 0.0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if re.match(r"[0-9a-f]+-", line):
             ours = "memfd:offbeat" in line
-        elif line.startswith("Pss:" if ours else "Anonymous:"):
-            held += 1024 * int(line.split()[1])
-    return held
+        elif ours and line.startswith("Pss:"):
+            share += 1024 * int(line.split()[1])
+        elif not ours and line.startswith("Anonymous:"):
+            own += 1024 * int(line.split()[1])
+    return own, share
 
 
 def _memory_job(rank: int, n: int, steps: int) -> list[float]:
@@ -273,7 +275,11 @@ def _memory_job(rank: int, n: int, steps: int) -> list[float]:
             (model.a.sum() + model.b.sum()).backward()
             optimizer.step()
             if t > 4:
-                most = max(most, _held())
+                most = max(most, _held()[0])
+        # What is shared only grows, and is told once by all at the same time: before, a page that only one of them had
+        # seen was all its own, and later a part of everybody's.
+        dist.barrier()
+        most += _held()[1]
         dist.barrier()
         if isinstance(optimizer, ob.Attached):
             optimizer.finish()

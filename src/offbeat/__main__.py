@@ -1,8 +1,6 @@
 """``python -m offbeat``, the same as ``offbeat``."""
 
-import sys
-
-from offbeat.cli import main
+from offbeat.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -19,7 +20,7 @@ from offbeat.cli.running import compare, simulate, train
 from offbeat.live import OffbeatError
 from offbeat.sim import Deadlock
 
-__all__ = ["app", "main"]
+__all__ = ["app", "main", "run"]
 
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
@@ -57,6 +58,21 @@ def offbeat(
 
     Times, rates and sizes carry units: 320ms, 50us, 10Gbps, 25.6M.
     """
+
+
+def run() -> NoReturn:
+    """The command itself: ``main``, and the end of the process.
+
+    Ctrl-C finds threads of torch's launcher anywhere. One that is inside C++ when the interpreter takes itself apart
+    cannot get its lock back, and the process aborts instead of ending with 130; so it ends without taking itself apart.
+    """
+    code = main()
+    if code == INTERRUPTED:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -144,8 +144,8 @@ def monitor(self, *args):
             swallowed.append(error)
     return plain(self, *args)
 Agent._monitor_workers = monitor
-from offbeat.cli import main
-sys.exit(main(sys.argv[1:]))
+from offbeat.cli import run
+run()
 """
 
 
