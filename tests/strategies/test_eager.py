@@ -144,12 +144,27 @@ def test_workers_begin_with_the_same_weights_after_a_full_round(catch_up: Any) -
 def test_someone_is_fresh_in_every_round_that_is_not_full(catch_up: Any, late: Any) -> None:
     for seed in range(40):
         run, _ = watch(
-            ob.eager("first", 5, catch_up=catch_up, late=late), 5, steps=7, compute_s=heavy(seed),
+            ob.eager("first", 5, catch_up=catch_up, late=late, sync="barrier"), 5, steps=7, compute_s=heavy(seed),
             network=ob.Network(latency_s=0.01),
         )  # fmt: skip
         for r in run.trace.rounds:
             if r.started_by >= 0 and (r.version + 1) % 5:
                 assert r.started_by in r.fresh
+
+
+@pytest.mark.parametrize("name", ["eager", "wagma"])
+def test_where_results_may_be_late_no_round_waits_for_all_unless_that_is_asked_for(name: str) -> None:
+    def waited_s(every: int | None, sync: str | None = None) -> float:
+        settings: dict[str, Any] = {"late": 1, "sync": sync, {"eager": "sync_every", "wagma": "tau"}[name]: every}
+        run = ob.simulate(
+            ob.strategy(name, **settings), None, 4, 24, parameters=1, network=AT_ONCE,
+            compute_s=lambda step, rank: 3.0 if rank == 0 else 1.0,
+        )  # fmt: skip
+        return sum(sum(r.waited_s.values()) for r in run.trace.rounds)
+
+    assert waited_s(8) == waited_s(8, "bounded") == waited_s(None) == 0.0
+    assert waited_s(8, "barrier") > 1.0
+    assert waited_s(1) == waited_s(1, "barrier") > 10.0  # every round is full
 
 
 def test_leftovers_beside_a_new_gradient_do_not_make_it_stale() -> None:

@@ -72,8 +72,8 @@ def rules(
     By default a bound where results may be late: a full round waits for all, which nothing hides.
     """
     one_of("catch_up", catch_up, ("current", "every_step"))
-    if sync is None:
-        sync = "bounded" if late and (staleness or full_every) else "barrier"
+    if sync is None:  # of rounds that are all full, none is partial
+        sync = "bounded" if late and (staleness is not None or (full_every or 0) > late) else "barrier"
     one_of("sync", sync, ("barrier", "bounded"))
     if late not in (0, 1):
         raise ValueError(f"late is {late!r}, but a result can be 0 or 1 rounds late")
