@@ -197,7 +197,7 @@ def self_clocked(
             return before.way_to(me.x) if moved else None
 
         talking = me.reported.talking or Talking()
-        me.report(talking=talking, coded=sent.name if sent else None)
+        me.report(talking=talking, coded=sent.name if sent else "")
 
         def adopt(results: list[Got]) -> None:
             nonlocal talking
