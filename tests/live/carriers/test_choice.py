@@ -224,18 +224,20 @@ def moved(rank: int) -> dict[str, list[tuple[torch.Tensor, str]]]:
     out: dict[str, list[tuple[torch.Tensor, str]]] = {name: [] for name in MOVING}
     for name, strategy in MOVING.items():
         for begins, goes_on in (("one", str(rank)), (str(rank), "one"), ("one", "one")):
-            model, saved = net(), None
+            model, saved, weights = net(), None, {}
             for host in (begins, goes_on):
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setenv(hosts.NAME, host)
                     with ob.attach(sgd(model), model, strategy, patience_s=120) as optimizer:
-                        if saved is not None:
+                        if saved is not None:  # between two averages: each has weights of its own
                             optimizer.load_state_dict(saved)
+                            model.load_state_dict(weights)
                         for t in range(3):
                             optimizer.zero_grad()
                             loss(model, rank, t).backward()
                             optimizer.step()
                         saved = optimizer.state_dict()
+                        weights = {key: value.clone() for key, value in model.state_dict().items()}
             out[name].append((flat(model), str(optimizer.summary())))
     return out
 
