@@ -13,8 +13,7 @@ A runtime drives a coroutine with ``coroutine.send(answer)``; there is no asynci
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, TypeVar
@@ -309,12 +308,12 @@ def not_ours(effect: object) -> TypeError:
     )
 
 
-@contextmanager
-def only_ours() -> Iterator[None]:
+class OnlyOurs:
     """asyncio's own awaitables fail before they reach a runtime; say what that means."""
-    try:
-        yield
-    except RuntimeError as error:
-        if str(error) == "no running event loop":
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RuntimeError) and str(error) == "no running event loop":
             raise not_ours("something of asyncio") from error
-        raise

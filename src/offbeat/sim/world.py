@@ -28,6 +28,7 @@ from offbeat.method.effects import (
     Mix,
     Next,
     Offer,
+    OnlyOurs,
     Open,
     Rest,
     Retire,
@@ -37,7 +38,6 @@ from offbeat.method.effects import (
     Ticket,
     Turn,
     not_ours,
-    only_ours,
 )
 from offbeat.method.replica import Replica
 from offbeat.runs.trace import Trace
@@ -117,7 +117,7 @@ class World:
 
     def run(self) -> None:
         """To the end, or to a sentence that says why there is none."""
-        with _only_new_garbage(), only_ours():
+        with _only_new_garbage(), OnlyOurs():
             for worker in self.workers:
                 self._resume(worker, None)
             self.env.run()

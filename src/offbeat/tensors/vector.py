@@ -8,7 +8,9 @@ one. Strategies are written on it, so that a model with float32 and bfloat16 lay
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +19,14 @@ from torch import Tensor
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which numbers of ``dtype`` are summed: at least float32; float64 stays float64."""
     return torch.promote_types(dtype, torch.float32)
+
+
+_NOTHING = nullcontext()
+
+
+def no_grad() -> AbstractContextManager[Any]:
+    """``torch.no_grad()``, which takes twenty calls, unless gradients are not asked for anyway, as in a hook."""
+    return torch.no_grad() if torch.is_grad_enabled() else _NOTHING
 
 
 Used = tuple[bool, ...] | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -100,6 +101,25 @@ def numbers_that_differ(rank: int) -> dict[str, Tensor]:
     return out
 
 
+@scenario(2)
+def saved_at_once(rank: int) -> list[float]:
+    """How far what is owed right after a step is from the step's gradient, on rank 0; rank 1 comes later."""
+    model, far = net(seed=0), []
+    strategy = ob.eager("everyone", late=1, sync="barrier", sync_every=None)
+    with ob.attach(sgd(model), model, strategy, patience_s=PATIENCE_S) as optimizer:
+        for t in range(5):
+            optimizer.zero_grad()
+            loss(model, rank, t).backward()
+            if rank == 1 and t:
+                time.sleep(0.3)
+            optimizer.step()
+            if rank == 0 and t:  # only then has everybody opened the channel
+                owed = optimizer.state_dict()["offbeat"]["owed"]["vec"][0]
+                made = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+                far.append(float((owed - made).abs().max()))
+    return far
+
+
 Ran = dict[int, Turns[str]]
 
 
@@ -135,3 +155,7 @@ def test_a_state_that_knows_no_rounds_is_still_loaded(told: Told) -> None:
     outs = told(numbers_that_differ)
     assert all(torch.equal(out["none is known"], outs[0]["none is known"]) for out in outs)
     assert not torch.equal(outs[0]["none is known"], outs[0]["whole"])
+
+
+def test_a_state_that_is_saved_right_after_a_step_owes_what_that_step_handed_in(told: Told) -> None:
+    assert told(saved_at_once)[0] == [0.0] * 4

@@ -8,8 +8,7 @@ the user calls ``optimizer.step()``. All of this is one thread; a channel has a 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import torch
@@ -28,10 +27,10 @@ from offbeat.method.effects import (
     GradMix,
     Mix,
     Next,
+    OnlyOurs,
     Open,
     Spent,
     Turn,
-    only_ours,
 )
 from offbeat.method.replica import Replica
 from offbeat.method.strategy import Strategy
@@ -52,10 +51,8 @@ class OwnTime:
         self._begun_s, self._away_s = now_s, 0.0
         return passed_s
 
-    @contextmanager
-    def not_counted(self) -> Iterator[None]:
-        begun_s = time.monotonic()
-        yield
+    def away_since(self, begun_s: float) -> None:
+        """What has passed since then is not counted."""
         self._away_s += time.monotonic() - begun_s
 
 
@@ -122,23 +119,24 @@ class Driver:
     def answer(self, value: object) -> None:
         """Go on with ``value`` until the strategy asks for a step or a gradient again, or ends."""
         assert self._coroutine is not None
-        answer = value
+        answer, coroutine = value, self._coroutine
         try:
-            while True:
-                with only_ours():
-                    effect = self._coroutine.send(answer)
-                if isinstance(effect, (Next, Grad, GradMix, Batch)):
-                    self.asks = effect
-                    if isinstance(effect, Next):
-                        self._transport.waiter.t = -1
-                    return
-                if isinstance(effect, Spent):
-                    answer = self._spent()
-                    continue
-                with self._own_time.not_counted():
+            with OnlyOurs():
+                while not isinstance(effect := coroutine.send(answer), (Next, Grad, GradMix, Batch)):
+                    if isinstance(effect, Spent):
+                        answer = self._spent()
+                        continue
+                    begun_s = time.monotonic()
                     answer = self._perform(effect)
+                    self._own_time.away_since(begun_s)
         except StopIteration:
             self.asks = None
+            return
+        self.asks = effect
+        if isinstance(effect, Next):
+            self._transport.waiter.t = -1
+        if self._endpoints.step_over is not None:
+            self._endpoints.step_over()
 
     def _spent(self) -> float:
         for device in {part.device for part in self.me.x.parts if part.is_cuda}:

@@ -91,8 +91,10 @@ class Flat:
 
     def adopt(self) -> None:
         """Make every parameter and floating buffer a view again, keeping its values."""
+        in_place = self.island is None and all(map(_is_at, self.params, self.places))
+        if in_place and not self._floating:
+            return
         with torch.no_grad():
-            in_place = self.island is None and all(map(_is_at, self.params, self.places))
             for name, p, view in zip(self.names, self.params, self.views, strict=True) if not in_place else ():
                 if self.island is None:
                     _adopt(f"parameter {name}", p, view)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from offbeat.live.attached.cutting import Stream
 from offbeat.live.attached.driver import Driver
 from offbeat.live.attached.flat import Flat
@@ -16,6 +14,7 @@ from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.method.effects import Batch, Done, Next, Turn
 from offbeat.runs.order import Part
+from offbeat.tensors.vector import no_grad
 
 
 class Stepping:
@@ -47,8 +46,8 @@ class Stepping:
         elsewhere.stepping()
         if not self._endpoints.has_channel:  # there, steps need not match
             elsewhere.count(f"{self._board.name}/step", self._everyone)
-        with torch.no_grad():
-            self._flat.adopt()
+        self._flat.adopt()
+        with no_grad():
             self._driver.start()
             if isinstance(self._driver.asks, Next):
                 self._driver.turn(Turn.WORK)
@@ -58,7 +57,7 @@ class Stepping:
     def end(self) -> None:
         """The user's ``step()``: give the strategy its gradient, and let it do what it does."""
         self.begin()
-        with torch.no_grad():
+        with no_grad():
             asks = self._driver.asks
             self._driver.answer(self._done(asks) if isinstance(asks, Batch) else self.gradients.gradient())
         self.reset()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from offbeat.live.carriers.hands import ONE, Hands
 from offbeat.live.carriers.kernels import Term, add_in_one_pass
-from offbeat.tensors.vector import Used, Vec, Way
+from offbeat.tensors.vector import Used, Vec, Way, no_grad
 
 CHUNK = 1 << 16  # numbers: out and one term stay well inside a core's second cache
 
@@ -102,7 +102,7 @@ def lay(x: Vec, target: Vec, hands: Hands) -> None:
     elif target.parts[0].is_cuda or (pairs := x.pairs_with(target)) is None:
         x.put_into(target)
     else:
-        with torch.no_grad():
+        with no_grad():
             hands.copy(pairs)
 
 

@@ -41,6 +41,9 @@ class Hands:
     def over(self, lo: int, hi: int, work: Callable[[int, int], None]) -> None:
         """Do ``work`` on the numbers from ``lo`` to ``hi``, in stretches of whole cache lines."""
         parts = self._parts(hi - lo)
+        if parts == 1:
+            work(lo, hi)
+            return
         ends = [lo, *(lo + (hi - lo) * k // parts // 16 * 16 for k in range(1, parts)), hi]
         self._all([lambda a=a, b=b: work(a, b) for a, b in pairwise(ends)])  # type: ignore[misc]
 

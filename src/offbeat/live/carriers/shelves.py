@@ -48,6 +48,7 @@ class Shelves:
         self._memory = shared_memory(name, ranks, device, self._head_bytes, nbytes, self.slots, board, waiter)
         self.carrier = self._memory.carrier
         self._vecs: dict[tuple[int, int], Vec] = {}
+        self._noted: dict[tuple[int, int], Used] = {}
         flags = self._memory.words(np.int64, self.slots * len(ranks), 0)
         self._flags: list[NDArray[np.int64]] = [f.reshape(self.slots, len(ranks)) for f in flags]
         used = self._memory.words(np.uint8, self.slots * parameters, flag_bytes) if parameters else []
@@ -63,9 +64,10 @@ class Shelves:
         return found
 
     def lay(self, x: Vec, member: int, slot: int) -> None:
-        """Let a slot hold ``x``."""
+        """Let a slot hold ``x``, one to which this process alone writes."""
         lay(x, self.vec(member, slot), self.hands)
-        self.note_used(member, slot, x.used)
+        if self._noted.get((member, slot), ()) != x.used:  # nobody else notes anything of it
+            self.note_used(member, slot, x.used)
 
     # Flags.
 
@@ -81,6 +83,7 @@ class Shelves:
     # Which parameters a gradient used.
 
     def note_used(self, member: int, slot: int, used: Used) -> None:
+        self._noted[member, slot] = used
         if self._parameters:
             self._used[member][slot] = 1 if used is None else used
 

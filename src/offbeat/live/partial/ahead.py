@@ -1,16 +1,20 @@
 """Results that come while their worker computes: heard, and added up, by a second thread of its process.
 
-Where results may be a round late, a worker hands in its work and goes on at once. This thread hears what the hub says
-meanwhile, and makes this worker's parts of the sums. At its next step the worker finds them there: in a step it waits
-for nothing but the round it handed in for the last time, if that is not over yet.
+Where results may be a round late, a worker lays down its work and goes on at once. This thread says so to the hub,
+hears what the hub says meanwhile, and makes this worker's parts of the sums. At its next step the worker finds them
+there: in a step it waits for nothing but the round it handed in for the last time, if that is not over yet.
 
-On a GPU the work that was laid down is there only later than the call that laid it down; then this thread also waits
-for it, and says so to the hub.
+On a GPU work is there only later than the call that laid it down; then this thread waits for it before it says so.
+
+The interpreter belongs to one thread at a time: woken in the middle of a step, this one would hold up the very worker
+that it is to help. So where a vector is short, it is woken when the step is over; where it is long, a step takes long,
+too, and the others are told at once.
 
 ``_lock`` protects the list of answers, what is to be said, and whether the thread listens. The worker takes answers
 from one end in the order in which they came, and only what is complete; so it says to the hub how many it has taken,
 and both count the same ones. Two threads never read from the line: while this one listens, what the worker asks for is
-passed on to it.
+passed on to it. Nor do two write to it: the worker asks for nothing before what it handed in has been said. Else the
+hub would hear of a step after a question that was asked behind it.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from offbeat.live.carriers.shelves import Shelves
 from offbeat.live.partial.reading import LOOK_S, Answer, Delivery, Reader
@@ -31,6 +35,15 @@ from offbeat.live.transport.hub import Word
 
 LEAVE_S = 5.0
 NEEDED, MORE, SPARE = "needed", "more", "spare"
+
+
+class HandedIn(NamedTuple):
+    """Work that was laid down, and what was taken before. ``mark`` tells when it is there; None: it is."""
+
+    slot: int
+    step: int
+    taken: list[Delivery]
+    mark: Any
 
 
 class Ahead:
@@ -44,11 +57,13 @@ class Ahead:
         self._hinted = False  # that there is more to be asked for
         self._asked: Answer | None = None  # for a replica, which the worker alone can lay down
         self._reply: Answer | None = None
-        self._to_say: tuple[Any, Callable[[], None]] | None = None
+        self._to_say: HandedIn | None = None
+        self._is_woken_later = False  # by `wake`
         self._listens = self._ended = False
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._wake_r, self._wake_w = os.pipe()
+        self.waits_for_the_end_of_steps = False
 
     # The worker.
 
@@ -62,7 +77,15 @@ class Ahead:
 
     def ready_within(self, seconds: float) -> bool:
         """Whether what was handed in is through, now or in so long."""
+        if not self._waits and self._failure is None:  # the worker alone lets it wait again
+            return True
+        self.wake()
         return self._within(lambda: not self._waits, seconds)
+
+    def said_within(self, seconds: float) -> bool:
+        """Whether the hub has been told of it."""
+        self.wake()
+        return self._within(lambda: self._to_say is None, seconds)
 
     def _within(self, ready: Callable[[], bool], seconds: float) -> bool:
         with self._lock:
@@ -72,12 +95,14 @@ class Ahead:
 
     def take(self) -> list[Delivery]:
         """What is there, in order. (What was needed may miss others' parts: whoever reads it waits for them.)"""
+        told = self._told
         with self._lock:
-            last = max((k for k, told in enumerate(self._told) if told.answer.how == NEEDED), default=-1)
-            out = [self._told.popleft() for _ in range(last + 1)]
             hinted, self._hinted = self._hinted, False
-            while self._told and (hinted or self._reader.all_there(self._told[0])):  # there is more behind all of it
-                out.append(self._told.popleft())
+            needed, out = [one.answer.how for one in told].count(NEEDED), list[Delivery]()
+            # Where there was a hint, there is more behind all of it.
+            while told and (needed or hinted or self._reader.all_there(told[0])):
+                out.append(told.popleft())
+                needed -= out[-1].answer.how == NEEDED
         return [*out, self._reader.make(self._reader.ask(Word.NEWEST))] if hinted else out
 
     def asked(self) -> Answer | None:
@@ -87,30 +112,30 @@ class Ahead:
 
     def hand_in(self, slot: int, step: int, taken: list[Delivery]) -> None:
         """Say what has been laid down, and that the results ``taken`` before are read from now on."""
-        count = sum(len(told.answer.results) for told in taken)
-
-        def say() -> None:
-            self._reader.come_again(Word.OFFER, slot, step, count, taken)
-
         mark = self._shelves.mark()
         with self._lock:
             self._waits = self._listens = True
             self._reader.listens = self._listen
-            self._to_say = None if mark is None else (mark, say)
-            self._lock.notify_all()
+            self._to_say = HandedIn(slot, step, taken, mark)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="offbeat-ahead", daemon=True)
             self._thread.start()
-        if mark is None:
-            say()
+        if mark is None and self.waits_for_the_end_of_steps:
+            self._is_woken_later = True
         else:
+            os.write(self._wake_w, b"!")
+
+    def wake(self) -> None:
+        """The step is over: let the thread say what has been handed in, if it has not been woken before."""
+        if self._is_woken_later:
+            self._is_woken_later = False
             os.write(self._wake_w, b"!")
 
     def stop(self, wait: Callable[[Callable[[float], bool]], None]) -> None:
         """Hear of no more. What was not taken is told again to whoever asks for it."""
         if not self._listens:
             return
-        wait(self._said_within)
+        wait(self.said_within)
         self._reader.send(Word.NOTHING)
         wait(self._stopped_within)
         self._reader.listens = None
@@ -118,9 +143,6 @@ class Ahead:
             told.read = False
         self._told.clear()
         self._waits, self._reply = False, None
-
-    def _said_within(self, seconds: float) -> bool:
-        return self._within(lambda: self._to_say is None, seconds)
 
     def _stopped_within(self, seconds: float) -> bool:
         return self._within(lambda: not self._listens, seconds)
@@ -148,14 +170,12 @@ class Ahead:
                 self._lock.notify_all()
 
     def _go_on(self) -> None:
-        poll = select.poll()
-        poll.register(self._line, select.POLLIN)
-        poll.register(self._wake_r, select.POLLIN)
+        awake, listening = select.poll(), select.poll()
+        for poll in (awake, listening):
+            poll.register(self._wake_r, select.POLLIN)
+        listening.register(self._line, select.POLLIN)
         while True:
-            with self._lock:
-                while not (self._listens or self._ended):
-                    self._lock.wait()
-            ready = {descriptor for descriptor, _ in poll.poll()}
+            ready = {descriptor for descriptor, _ in (listening if self._listens else awake).poll()}
             if self._ended:
                 return
             if self._wake_r in ready:
@@ -166,9 +186,11 @@ class Ahead:
 
     def _say(self) -> None:
         if self._to_say is not None:
-            mark, say = self._to_say
-            mark.synchronize()
-            say()
+            slot, step, taken, mark = self._to_say
+            if mark is not None:
+                mark.synchronize()
+            count = sum(len(told.answer.results) for told in taken)
+            self._reader.come_again(Word.OFFER, slot, step, count, taken)
             with self._lock:
                 self._to_say = None
                 self._lock.notify_all()
@@ -178,6 +200,7 @@ class Ahead:
         if answer.how in (NEEDED, MORE):
             told = self._reader.make(answer, read=None)
             self._shelves.settle()
+            self._reader.find(told)
         with self._lock:
             if told is not None:
                 self._told.append(told)
@@ -195,8 +218,6 @@ class Ahead:
     def end(self) -> bool:
         """Let the thread end; nobody is waited for, and nothing else is heard. False: it works on."""
         self._ended = True
-        with self._lock:
-            self._lock.notify_all()
         if self._wake_w >= 0:
             os.write(self._wake_w, b"!")
         if self._thread is not None:

@@ -13,7 +13,7 @@ from offbeat.live.partial.bell import Bell, Rings
 from offbeat.live.partial.blocks import BlockSums
 from offbeat.live.partial.opening import AtChannel, Opening
 from offbeat.live.partial.pairs import SharedWeights, Visit
-from offbeat.live.partial.taker import Twin
+from offbeat.live.partial.taker import Taker, Twin
 from offbeat.live.partial.visitor import Meeting, Visitor
 from offbeat.live.transport import elsewhere
 from offbeat.live.transport.board import Board
@@ -78,6 +78,7 @@ class Endpoints:
         self._board, self._transport, self._patience_s = board, transport, patience_s
         self._channel: Channel | None = None
         self._clerk: AtChannel | None = None
+        self.step_over: Callable[[], None] | None = None  # called whenever the worker goes back to its own loop
         self._pairs: SharedWeights | Visitor | None = None
         self._bell: Bell | None = None
         self._island = island
@@ -172,6 +173,7 @@ class Endpoints:
         with elsewhere.wanting(self._board.name, 1):  # no result comes before all are here
             self._clerk, self._sums = self._opening.channel(effect, me, self._agreed_first_round())
         self._channel = effect.channel
+        self.step_over = self._clerk.when_steps_end() if isinstance(self._clerk, Taker) else None
 
     def share(self, effect: Share, me: Replica) -> None:
         """The same for weights that others may average with."""
@@ -295,7 +297,7 @@ class Endpoints:
         for end in self._ends:
             if end is not None:
                 end.release()
-        self._channel = self._clerk = self._pairs = self._bell = self._sums = self._stood = None
+        self._channel = self._clerk = self._pairs = self._bell = self._sums = self._stood = self.step_over = None
         self._opening.release()
         self.others = Nobody()
 

@@ -27,6 +27,7 @@ from offbeat.tensors.vector import Vec
 from offbeat.tensors.wire import all_reduce_bytes
 from offbeat.topology.hierarchy import Nodes
 
+SHORT_BYTES = 1 << 20  # of a vector, whose steps are as short
 SHORT_S = 0.002  # how often a worker looks at the board, where what it waits for is written there
 
 Apply = Callable[[list[Got]], None]
@@ -118,10 +119,17 @@ class Taker:
         ahead.hand_in(slot, step, told)
         return taken
 
+    def when_steps_end(self) -> Callable[[], None] | None:
+        """What to call at the end of every step, if the others may hear of its work only then."""
+        if self._ahead is None or self._nbytes > SHORT_BYTES:
+            return None
+        self._ahead.waits_for_the_end_of_steps = True
+        return self._ahead.wake
+
     def _wait_for(self, within: Callable[[float], bool]) -> None:
-        start = time.monotonic()
         if within(0.0):
             return
+        start = time.monotonic()
         what, self._waits_since = f"round {self.rounds} of {self._channel.name!r}", start
         if not within(SOON_S):
             with self._board.waits_for(what), elsewhere.wanting(self._board.name, max(self.rounds + 1, self._wanted)):
@@ -201,6 +209,8 @@ class Taker:
         """A copy of the gradients in the tray, for a checkpoint."""
         if self._reader.hung_up:
             return self._owed
+        if self._ahead is not None:
+            self._wait_for(self._ahead.said_within)
         places = self._reader.ask(Word.OWED).about[0]
         return self._reader.added_up(places) if places else None
 
