@@ -21,6 +21,10 @@ copy of the model on the wire) is free, or takes 0.5, 2 or 8 median steps. SGD w
 * *few*: 5, 6, 7 and 8 workers, where the settings for few of them and for many meet, at equal time (everybody late now
   and then, a message takes half a step) and at equal samples (nobody slow, messages free): the Transformer with AdamW
   for 200 median steps, digits with momentum for 100.
+* *host*: 8 and 16 workers on one host, where messages cost next to nothing and nothing is coded: the i-th step times
+  with digits, AdamW where i is odd, 16 workers where i is 2 or 3; the Transformer with AdamW, everybody late now and
+  then with 8 workers, four speeds with 16. Pairs as they meet, and everyone, as soon as an eighth or half of them have
+  handed in.
 * *grace*: digits, 32 workers, 100 median steps, a message takes half a step; log-normal times with AdamW, one in 16
   slow for good with momentum: what a grace window does to the loss.
 * *draw 0*, a setting in all of them: the default without drawing, which is the default of more than 16 workers.
@@ -82,10 +86,11 @@ OURS = {
     "self-clocked spread squares 1": ob.self_clocked("spread", squares=1, codec=None),
     "self-clocked by a schedule period 2 squares 1": ob.self_clocked(2, meet="all", pause=0.0, squares=1, codec=None),
 }
-AS_FEW, AS_MANY = "self-clocked as few", "self-clocked as many"
+AS_FEW, AS_MANY, AT_HALF = "self-clocked as few", "self-clocked as many", "self-clocked everyone at half"
 SETTINGS = {  # squares beyond the number of workers count as so many
-    AS_FEW: ob.self_clocked(period=1, group=None, pause=0.0, squares=1024, codec=None),
+    AS_FEW: ob.self_clocked(period=1, group=None, wait=0.125, pause=0.0, squares=1024, codec=None),
     AS_MANY: ob.self_clocked(period=1, group=2, pause=1.0, squares=16, codec=None),
+    AT_HALF: ob.self_clocked(period=1, group=None, pause=0.0, wait=0.5, squares=16, codec=None),
     "self-clocked outer momentum": ob.self_clocked(outer_momentum=0.4, codec=None),
 }
 GRACE = {
@@ -174,7 +179,7 @@ def thousand() -> Design:
 
 def samples() -> Design:
     cells = [Cell(EVEN, 0.0, "AdamW", workers, "verses", 400.0, "samples") for workers in (4, 8, 16)]
-    methods = (DEFAULT, UNDRAWN, UNCODED, AS_FEW)
+    methods = (DEFAULT, UNDRAWN, UNCODED, AS_FEW, AT_HALF)
     return Design(cells, ("all-reduce", *methods), dict.fromkeys(methods, "all-reduce"), 1.02)
 
 
@@ -189,6 +194,14 @@ def few() -> Design:
     return Design(cells, (AS_FEW, AS_MANY), {AS_FEW: AS_MANY})
 
 
+def host() -> Design:
+    cells = [Cell(t, 0.0, OPTIMISERS[i % 2], 16 if i in (2, 3) else 8) for i, t in enumerate(TIMES)]
+    for times, workers in (("bytedance-se", 8), ("async-diloco", 16)):
+        cells.append(Cell(times, 0.0, "AdamW", workers, "verses", 120.0))
+    methods = (AS_MANY, AS_FEW, AT_HALF)
+    return Design(cells, ("AD-PSGD", *methods), dict.fromkeys(methods, "AD-PSGD"))
+
+
 def grace() -> Design:
     cells = [Cell("lognormal", 0.5, "AdamW", 32), Cell("bytedance-ar", 0.5, "momentum", 32)]
     without = {name: name.removesuffix(", grace") for name in GRACE}
@@ -200,4 +213,4 @@ def coded() -> Design:
     return Design(cells, (*CODED, UNCODED, UNDRAWN, DEFAULT), {DEFAULT: UNCODED})
 
 
-DESIGNS = {made.__name__: made for made in (first, fashion, verses, thousand, samples, few, grace, coded)}
+DESIGNS = {made.__name__: made for made in (first, fashion, verses, thousand, samples, few, host, grace, coded)}

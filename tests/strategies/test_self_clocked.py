@@ -73,25 +73,48 @@ def test_more_than_a_few_send_at_most_half_of_what_ad_psgd_sends(workers: int, m
     assert sum(mine.gradients) >= sum(its.gradients)
 
 
+TOGETHER = {"period": 1, "group": None, "pause": 0.0, "wait": 0.5, "draw": 0}
+PAIRS = {"period": 1, "group": 2, "pause": 1.0, "wait": 0.125}
+
+
 @pytest.mark.parametrize(
-    ("workers", "settings"),
+    ("workers", "hosts", "settings"),
     [
-        (1, {"period": 1, "group": None, "pause": 0.0, "draw": 0, "squares": 1, "codec": None}),
-        (2, {"period": 1, "group": None, "pause": 0.0, "draw": 0, "squares": 2, "codec": INT8}),
-        (4, {"period": 1, "group": None, "pause": 0.0, "draw": 0, "squares": 4, "codec": INT8}),
-        (5, {"period": 1, "group": 2, "pause": 1.0, "draw": 2, "squares": 5, "codec": INT8}),
-        (9, {"period": 1, "group": 2, "pause": 1.0, "draw": 2, "squares": 9, "codec": INT8}),
-        (18, {"period": 1, "group": 2, "pause": 1.0, "draw": 0, "squares": 16, "codec": INT8}),
+        (1, None, {**TOGETHER, "squares": 1, "codec": None}),
+        (2, None, {**TOGETHER, "squares": 2, "codec": INT8}),
+        (4, None, {**TOGETHER, "squares": 4, "codec": INT8}),
+        (4, 1, {**TOGETHER, "squares": 4, "codec": None}),
+        (5, 1, {**TOGETHER, "squares": 5, "codec": None}),
+        (8, 1, {**TOGETHER, "squares": 8, "codec": None}),
+        (18, 1, {**PAIRS, "draw": 0, "squares": 16, "codec": None}),
+        (5, None, {**PAIRS, "draw": 2, "squares": 5, "codec": INT8}),
+        (8, 2, {**PAIRS, "draw": 2, "squares": 8, "codec": INT8}),
+        (9, None, {**PAIRS, "draw": 2, "squares": 9, "codec": INT8}),
+        (18, None, {**PAIRS, "draw": 0, "squares": 16, "codec": INT8}),
     ],
 )
-def test_what_is_left_out_is_what_suits_the_number_of_workers(workers: int, settings: dict[str, Any]) -> None:
+def test_what_is_left_out_is_what_suits_the_workers_and_their_hosts(
+    workers: int, hosts: int | None, settings: dict[str, Any]
+) -> None:
     digits = ob.tasks.digits(batch=4, hidden=8, dtype=torch.float64)
     task = replace(digits, optimizer=lambda p: torch.optim.AdamW(p, lr=0.01))
+    network = ob.Network(0.4, hosts=hosts)
     of_all = [
-        ob.simulate(s, task, workers, 12, compute_s=ob.delays.lognormal(1.0, 0.3), network=ob.Network(0.4))
+        ob.simulate(s, task, workers, 12, compute_s=ob.delays.lognormal(1.0, 0.3), network=network)
         for s in (ob.self_clocked(), ob.self_clocked(**settings))
     ]
     assert torch.equal(of_all[0].weights, of_all[1].weights)
+
+
+@pytest.mark.parametrize(("settings", "started_by"), [({}, 0.5), ({"late": 0}, 0.125), ({"draw": 2}, 0.125)])
+def test_on_one_host_half_of_all_start_a_round_unless_somebody_would_wait_for_it_or_draws(
+    settings: dict[str, Any], started_by: float
+) -> None:
+    how = {"network": ob.Network(0.1, hosts=1), "compute_s": ob.delays.lognormal(1.0, 0.3)}
+    runs = [run(ob.self_clocked(**settings, **wait), 8, **how) for wait in ({}, {"wait": started_by})]
+    assert torch.equal(runs[0].weights, runs[1].weights)
+    other = run(ob.self_clocked(**settings, wait="everyone"), 8, **how)
+    assert not torch.equal(runs[0].weights, other.weights)
 
 
 @pytest.mark.parametrize(("hosts", "codec"), [(1, None), (2, INT8), (None, INT8)])

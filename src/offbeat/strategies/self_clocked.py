@@ -61,6 +61,8 @@ PAPER = Paper(
 MEASURED = 25  # takings, after which a period by spread begins to move
 LOW, HIGH, CAP = 0.7, 1.3, 64
 FEW = 4  # workers, whose messages are few: they meet all together
+ON_ONE_HOST = 16  # up to so many do where they share memory: there a round of all costs less than many of pairs
+HALF, EIGHTH = 0.5, 0.125  # who must have handed in where all meet together, and where groups do
 BETWEEN_HOSTS = codec.int8()
 DRAWING = 16  # up to so many workers draw others; among more, what is drawn is too often old
 SQUARES = 16  # beyond so many workers the newest gradient's own square would show
@@ -70,7 +72,7 @@ SQUARES = 16  # beyond so many workers the newest gradient's own square would sh
 def self_clocked(
     period: int | Literal["spread"] = 1,
     group: int | Literal["auto"] | None = "auto",
-    wait: str | int | float | Wait = 0.125,
+    wait: str | int | float | Wait = "auto",
     late: int = 1,
     meet: Literal["arrived", "all"] = "arrived",
     pause: float | Literal["auto"] = "auto",
@@ -91,14 +93,14 @@ def self_clocked(
     changes. A slow worker hands in as often as its own exchanges end, with fewer steps in each.
 
     ``period``: the fewest steps between two exchanges, or ``"spread"``: each worker holds its distance from the means
-    it takes in proportion to the learning rate, as ``adaptive`` does. ``group``: how many average in a round
-    (``None``: everyone, the absent with what they handed in last). Groups are made of those who have handed in, each
-    with others that it has not met lately; with ``meet="all"`` they rotate by a schedule over everyone, and what the
-    absent handed in last answers for them. ``wait``: a round starts when so many have handed in; ``"first"``,
-    ``"3 workers"``, ``"50%"`` or a fraction. ``pause``: after an exchange during which n steps were taken, ``pause``
-    times n more are taken before the next one, so that with 1 about half of the network's time is used. ``draw=2``:
-    where exchanges are so quick that whoever hands in finds nobody else there, it averages with one who computes, and
-    then with another; up to four times the bytes, and more is learned from each sample. ``late=0``:
+    it takes in proportion to the learning rate, as ``adaptive`` does. ``group``: how many average in a round (``None``:
+    everyone, the absent with what they handed in last). Groups are made of those who have handed in, each with others
+    that it has not met lately; with ``meet="all"`` they rotate by a schedule over everyone, and what the absent handed
+    in last answers for them. ``wait``: a round starts when so many have handed in; ``"first"``, ``"3 workers"``,
+    ``"50%"`` or a fraction, which nobody waits for: they compute on. ``pause``: after an exchange during which n steps
+    were taken, ``pause`` times n more are taken before the next one, so that with 1 about half of the network's time is
+    used. ``draw=2``: where exchanges are so quick that whoever hands in finds nobody else there, it averages with one
+    who computes, and then with another; up to four times the bytes, and more is learned from each sample. ``late=0``:
     wait for the round instead of computing on. ``staleness``, with ``meet="all"``: a round waits for whoever would
     otherwise bring something older than so many rounds; ``grace``, likewise: how long a round that may start waits for
     others, as in ``eager``. ``per_node=8``: eight consecutive ranks average their gradients in step and count as one
@@ -107,9 +109,10 @@ def self_clocked(
     for two more copies of the weights; on one host, where bytes cost less than coding them, there is none.
     ``squares=4``: where the optimiser is Adam, it divides by the squares that the mean of four workers' gradients would
     have, m² + (v − m²)/4, not by its own, which hold four times the noise; all workers together then learn as fast as
-    with Adam on the mean. ``"auto"`` is what suits the number of workers: up to 4 of them ``group=None, pause=0``,
-    beyond that ``group=2, pause=1``, and up to 16 of them ``draw=2`` where there is a codec, whose savings pay for it,
-    else 0; and as many ``squares`` as workers, up to 16.
+    with Adam on the mean. ``"auto"`` is what suits the number of workers: up to 4 of them, and up to 16 on one host,
+    ``group=None, pause=0, wait=0.5``, all together as soon as half have handed in; else ``group=2, pause=1,
+    wait=0.125``, and up to 16 of them ``draw=2`` where there is a codec, whose savings pay for it, else 0; and as many
+    ``squares`` as workers, up to 16.
     ``outer_momentum=0.4``: where messages take long and some workers are slow for good, a few hundredths of the time
     are saved: as in SlowMo a worker goes on in the direction that it has come, by that share of its way from taking to
     taking and of those before, times 1 − p/n where n steps lie between two takings and the period asks for p. It hands
@@ -117,7 +120,7 @@ def self_clocked(
 
     *When it helps*: nobody knows beforehand who will be late, or how long a message takes.
     *When it hurts*: where all workers are alike and the network is quick, ``allreduce`` learns more from each sample,
-    the more workers there are (docs/choosing.md), on one host most; and up to 4 workers send more there than it does.
+    the more workers there are (docs/choosing.md); and up to 4 workers send more there than it does.
     *Suggested settings*: the defaults.
 
     Example: ``ob.self_clocked(group=4)``
@@ -127,6 +130,7 @@ def self_clocked(
     if group != "auto":
         optional("group", group)
     whole("per_node", per_node, 1)
+    asked = None if wait == "auto" else quorum(wait)
     if squares != "auto":
         whole("squares", squares, 1)
     between("outer_momentum", outer_momentum, 0, 1)
@@ -155,13 +159,15 @@ def self_clocked(
     async def body(me: Replica) -> None:
         nodes = Nodes(me.size, per_node)
         P, mine = nodes.count, nodes.of(me.rank)
-        few = P <= FEW
+        together = P <= FEW or (me.hosts == 1 and P <= ON_ONE_HOST and draw in (0, "auto"))
         least = 1 if period == "spread" else period
-        S = (None if few else 2) if group == "auto" else group
-        rest = (0.0 if few else 1.0) if pause == "auto" else pause
+        S = (None if together else 2) if group == "auto" else group
+        rest = (0.0 if together else 1.0) if pause == "auto" else pause
+        all_meet = S is None or S >= P
+        needed = quorum(HALF if late and all_meet else EIGHTH) if asked is None else asked
         workers = min(SQUARES if squares == "auto" else squares, P)
         beta = outer_momentum if P > 1 else 0.0
-        blocks = topology.everyone(P) if S is None or S >= P else topology.groups(P, S)
+        blocks = topology.everyone(P) if all_meet else topology.groups(P, S)
         coded = me.hosts > 1 if codec == "auto" else me.sends(codec) is not None
         mem = me.recall(
             start=me.x.clone() if coded else None,  # with a codec, the displacement from the common beginning travels
@@ -177,7 +183,7 @@ def self_clocked(
         draws = (2 if Q is not None and P <= DRAWING else 0) if draw == "auto" else draw
         # Whatever is handed in counts for the next round, however old the weights it was made with.
         how = Rules(
-            quorum(wait),
+            needed,
             "shared",
             bound=staleness,
             late=late,
