@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 import offbeat as ob
+from tests.support.forge import hear, say
 from tests.support.nets import PATIENCE_S, distance, flat, loss, net, sgd
 from tests.support.scenarios import Call, Told, Turns, in_turn, scenario
 
@@ -111,12 +111,13 @@ def saved_at_once(rank: int) -> list[float]:
             optimizer.zero_grad()
             loss(model, rank, t).backward()
             if rank == 1 and t:
-                time.sleep(0.3)
+                hear(f"saved {t}")
             optimizer.step()
             if rank == 0 and t:  # only then has everybody opened the channel
                 owed = optimizer.state_dict()["offbeat"]["owed"]["vec"][0]
                 made = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
                 far.append(float((owed - made).abs().max()))
+                say(f"saved {t}")
     return far
 
 
