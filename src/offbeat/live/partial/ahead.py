@@ -8,7 +8,8 @@ On a GPU work is there only later than the call that laid it down; then this thr
 
 The interpreter belongs to one thread at a time: woken in the middle of a step, this one would hold up the very worker
 that it is to help. So where a vector is short, it is woken when the step is over; where it is long, a step takes long,
-too, and the others are told at once.
+too, and the others are told at once. And where steps are shorter than rounds, the worker says it itself: it would only
+wait for the other thread to do so.
 
 ``_lock`` protects the list of answers, what is to be said, and whether the thread listens. The worker takes answers
 from one end in the order in which they came, and only what is complete; so it says to the hub how many it has taken,
@@ -110,8 +111,11 @@ class Ahead:
         asked, self._asked = self._asked, None
         return asked
 
-    def hand_in(self, slot: int, step: int, taken: list[Delivery]) -> None:
-        """Say what has been laid down, and that the results ``taken`` before are read from now on."""
+    def hand_in(self, slot: int, step: int, taken: list[Delivery], at_once: bool) -> None:
+        """Say what has been laid down, and that the results ``taken`` before are read from now on.
+
+        ``at_once``: the worker is waiting for rounds, and has nothing better to do than to say it itself.
+        """
         mark = self._shelves.mark()
         with self._lock:
             self._waits = self._listens = True
@@ -120,7 +124,9 @@ class Ahead:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="offbeat-ahead", daemon=True)
             self._thread.start()
-        if mark is None and self.waits_for_the_end_of_steps:
+        if mark is None and at_once:
+            self._say()
+        elif mark is None and self.waits_for_the_end_of_steps:
             self._is_woken_later = True
         else:
             os.write(self._wake_w, b"!")
@@ -131,7 +137,7 @@ class Ahead:
             self._is_woken_later = False
             os.write(self._wake_w, b"!")
 
-    def stop(self, wait: Callable[[Callable[[float], bool]], None]) -> None:
+    def stop(self, wait: Callable[[Callable[[float], bool]], bool]) -> None:
         """Hear of no more. What was not taken is told again to whoever asks for it."""
         if not self._listens:
             return

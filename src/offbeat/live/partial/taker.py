@@ -105,7 +105,7 @@ class Taker:
 
     def _hand_in(self, ahead: Ahead, x: Vec, step: int) -> list[Got]:
         """Take what came while the step was computed; the deposit's own result is for the next time."""
-        self._wait_for(ahead.ready_within)
+        waited = self._wait_for(ahead.ready_within)
         self._lay_spare(ahead.asked())
         told = ahead.take()
         if self._channel.rules.absent == "shared":  # the newest will do, and knows nothing of this step
@@ -116,7 +116,7 @@ class Taker:
         else:
             taken = self._gots(told)
             slot = self._reader.put(x)
-        ahead.hand_in(slot, step, told)
+        ahead.hand_in(slot, step, told, at_once=waited)
         return taken
 
     def when_steps_end(self) -> Callable[[], None] | None:
@@ -126,9 +126,10 @@ class Taker:
         self._ahead.waits_for_the_end_of_steps = True
         return self._ahead.wake
 
-    def _wait_for(self, within: Callable[[float], bool]) -> None:
+    def _wait_for(self, within: Callable[[float], bool]) -> bool:
+        """Until it is so. Whether that took any time."""
         if within(0.0):
-            return
+            return False
         start = time.monotonic()
         what, self._waits_since = f"round {self.rounds} of {self._channel.name!r}", start
         if not within(SOON_S):
@@ -139,6 +140,7 @@ class Taker:
                     if time.monotonic() - start > self._patience_s:
                         raise self._board.gave_up(self._patience_s, what)
         self._waits_since = None
+        return True
 
     def _stop_looking_ahead(self) -> None:
         if self._ahead is not None:
