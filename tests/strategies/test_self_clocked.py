@@ -73,8 +73,8 @@ def test_more_than_a_few_send_at_most_half_of_what_ad_psgd_sends(workers: int, m
     assert sum(mine.gradients) >= sum(its.gradients)
 
 
-TOGETHER = {"period": 1, "group": None, "pause": 0.0, "wait": 0.5, "draw": 0}
-PAIRS = {"period": 1, "group": 2, "pause": 1.0, "wait": 0.125}
+TOGETHER: dict[str, Any] = {"period": 1, "group": None, "pause": 0.0, "wait": 0.5, "draw": 0}
+PAIRS: dict[str, Any] = {"period": 1, "group": 2, "pause": 1.0, "wait": 0.125}
 
 
 @pytest.mark.parametrize(
@@ -110,10 +110,10 @@ def test_what_is_left_out_is_what_suits_the_workers_and_their_hosts(
 def test_on_one_host_half_of_all_start_a_round_unless_somebody_would_wait_for_it_or_draws(
     settings: dict[str, Any], started_by: float
 ) -> None:
-    how = {"network": ob.Network(0.1, hosts=1), "compute_s": ob.delays.lognormal(1.0, 0.3)}
-    runs = [run(ob.self_clocked(**settings, **wait), 8, **how) for wait in ({}, {"wait": started_by})]
+    how: dict[str, Any] = {"network": ob.Network(0.1, hosts=1), "compute_s": ob.delays.lognormal(1.0, 0.3)}
+    runs = [run(ob.self_clocked(wait=wait, **settings), 8, **how) for wait in ("auto", started_by)]
     assert torch.equal(runs[0].weights, runs[1].weights)
-    other = run(ob.self_clocked(**settings, wait="everyone"), 8, **how)
+    other = run(ob.self_clocked(wait="everyone", **settings), 8, **how)
     assert not torch.equal(runs[0].weights, other.weights)
 
 
