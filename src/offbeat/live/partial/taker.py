@@ -27,7 +27,7 @@ from offbeat.tensors.vector import Vec
 from offbeat.tensors.wire import all_reduce_bytes
 from offbeat.topology.hierarchy import Nodes
 
-SHORT_BYTES = 1 << 20  # of a vector, whose steps are as short
+SHORT_BYTES = 1 << 20  # of a vector: a step of longer ones takes so long that the others should not wait for its end
 SHORT_S = 0.002  # how often a worker looks at the board, where what it waits for is written there
 
 Apply = Callable[[list[Got]], None]
@@ -120,7 +120,7 @@ class Taker:
         return taken
 
     def when_steps_end(self) -> Callable[[], None] | None:
-        """What to call at the end of every step, if the others may hear of its work only then."""
+        """Let the others hear of a step's work when it is over, by calling what is answered (None: at once)."""
         if self._ahead is None or self._nbytes > SHORT_BYTES:
             return None
         self._ahead.waits_for_the_end_of_steps = True
