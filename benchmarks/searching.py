@@ -7,6 +7,7 @@ import heapq
 import json
 import math
 import multiprocessing
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -24,6 +25,7 @@ from torch import nn
 import offbeat as ob
 
 HIDDEN, BATCH, FURTHER = 32, 16, 3
+TUNING = (0, 101, 102)  # seeds to find a rate with; figures are of others
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def on(task: ob.Task, device: str) -> ob.Task:
 
 def run(job: Job, place: Place) -> Outcome:
     torch.set_num_threads(1)
-    began, cell, figure = time.perf_counter(), job.cell, job.seed > 0
+    began, cell, figure = time.perf_counter(), job.cell, job.seed not in TUNING
     task, timed = task_of(job, place), cell.ends == "time"
     model_bytes = 4 * sum(p.numel() for p in task.model().parameters())
     bandwidth = model_bytes / cell.message if cell.message else 1e12
@@ -133,11 +135,14 @@ def nobody_waits(cell: Cell, seed: int) -> int:
 
 
 class Search:
-    """One method in one cell: which runs are still to be made, in the light of those that were."""
+    """One method in one cell: which runs are still to be made, in the light of those that were.
 
-    def __init__(self, cell: Cell, name: str, seeds: int) -> None:
-        self.cell, self.name, self.seeds = cell, name, seeds
-        self.tried: dict[float, Outcome] = {}
+    ``tunes``: with how many seeds a rate is tried; that with the lowest mean loss is the best one.
+    """
+
+    def __init__(self, cell: Cell, name: str, seeds: int, tunes: int = 1) -> None:
+        self.cell, self.name, self.seeds, self.tunes = cell, name, seeds, tunes
+        self.tried: dict[float, list[float]] = {}  # the losses of each rate
         self.figures: dict[int, Outcome] = {}
         self._due, self._further, self._final = 0, 0, False
 
@@ -147,32 +152,36 @@ class Search:
 
     @property
     def best(self) -> float:
-        return min(self.tried, key=lambda rate: self.tried[rate].loss)
+        return min(self.tried, key=self.tuned)
+
+    def tuned(self, rate: float) -> float:
+        return statistics.fmean(self.tried[rate])
 
     @property
     def at_the_end(self) -> bool:
         return self.best in (min(self.tried), max(self.tried))
 
     def first(self) -> list[Job]:
-        jobs = [Job(self.cell, self.name, rate, 0) for rate in RATES[self.cell.task, self.cell.optimiser]]
+        return self._try(RATES[self.cell.task, self.cell.optimiser])
+
+    def _try(self, rates: Sequence[float]) -> list[Job]:
+        jobs = [Job(self.cell, self.name, rate, seed) for rate in rates for seed in TUNING[: self.tunes]]
         self._due = len(jobs)
         return jobs
 
     def after(self, outcome: Outcome) -> list[Job]:
         """Take the outcome of a run; the runs that follow from it."""
         job = outcome.job
-        if job.seed:
+        if job.seed not in TUNING:
             self.figures[job.seed] = outcome
             return []
-        self.tried[job.rate] = outcome
+        self.tried.setdefault(job.rate, []).append(outcome.loss)
         self._due -= 1
         if self._due:
             return []
         if self.at_the_end and self._further < FURTHER:
             self._further += 1
-            self._due = 1
-            factor = 0.5 if self.best == min(self.tried) else 2.0
-            return [Job(self.cell, self.name, self.best * factor, 0)]
+            return self._try([self.best * (0.5 if self.best == min(self.tried) else 2.0)])
         return [Job(self.cell, self.name, self.best, seed) for seed in range(1, self.seeds + 1)]
 
 
@@ -182,7 +191,7 @@ class Recorded(Search):
     def __init__(self, row: dict[str, Any]) -> None:
         super().__init__(Cell(**row["cell"]), row["method"], len(row["losses"]))
         self.row = row
-        self.tried = {float(rate): self._outcome(0, number(loss)) for rate, loss in row["tuning"].items()}
+        self.tried = {float(rate): [number(loss)] for rate, loss in row["tuning"].items()}
         self.figures = {
             seed: self._outcome(seed, number(loss), number(row["at_time"][seed - 1]), row["share"], row["sent"])
             for seed, loss in enumerate(row["losses"], 1)
@@ -256,7 +265,7 @@ def carry_out(
     def take(outcome: Outcome) -> None:
         _, search = by_key[outcome.job.cell, outcome.job.name]
         ask(search.after(outcome))
-        if search.done and outcome.job.seed:
+        if search.done and outcome.job.seed not in TUNING:
             told(search)
 
     cells = {cell: i for i, cell in enumerate(dict.fromkeys(s.cell for s in searches))}
