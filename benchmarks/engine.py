@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from harness import Report, arguments, median, run_workers, spread, together
+from harness import ON_ONE_HOST, Report, arguments, median, run_workers, spread, together
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -239,7 +239,7 @@ HOLDS: list[tuple[str, Settings]] = [
     ("wagma", {}),
     ("wagma", {"merge": "correct"}),
     ("wagma", {"late": 1}),
-    ("self_clocked", {}),
+    *(("self_clocked", settings) for settings in ON_ONE_HOST.values()),
     ("ad_psgd", {}),
 ]
 

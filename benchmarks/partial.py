@@ -1,12 +1,14 @@
 """Nobody waits: the cost of a partial round, and what stragglers cost with and without them.
 
-    python benchmarks/partial.py [--json FILE] [--repeats 3] [--only rounds,two,four,loss,straggler]
+    python benchmarks/partial.py [--json FILE] [--repeats 3] [--only rounds,two,four,host,loss,straggler]
 
 - rounds: one partial round (everybody there) beside torch's own Gloo all-reduce of the same tensor, 4 processes.
 - two: 2 processes, 10 ms of computation a step, 200 steps; the fast worker's wall time over that of the same loop
   with nobody to talk to (sleep, forward, backward, the inner optimiser's step), which is its own computation.
 - four: 4 processes, 10^6 parameters, 100 ms stalls with p = 0.1 on each; wall time of the last one to end over DDP's.
   "alone" is the least that there can be: of 150 steps the unluckiest worker has 18 such stalls of its own.
+- host: 8 processes with nobody slow, 10^3 and 10^6 parameters: what settings of self_clocked cost on one host, over the
+  loop alone. `engine.py --only memory --workers 8` has the copies of the weights that they hold. Not run by itself.
 - straggler: 3 processes, 20 ms of computation a step; rank 1 sleeps 2 s in every step, or holds the interpreter in pure
   Python for 200 ms: the others' median step over the one without it.
 - loss: digits, 4 processes, the same stalls: loss after the same number of samples, over DDP's.
@@ -18,7 +20,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from harness import Report, arguments, median, run_workers, spread, together
+from harness import ON_ONE_HOST, Report, arguments, median, run_workers, spread, together
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -171,6 +173,23 @@ def four(report: Report, repeats: int) -> None:
         )
 
 
+def host(report: Report, repeats: int) -> None:
+    runs: dict[str, tuple[str, dict[str, object]]] = {
+        "alone": ("alone", {}),
+        **{f"self_clocked {how}": ("self_clocked", settings) for how, settings in ON_ONE_HOST.items()},
+        "wagma": ("wagma", {}),
+        "ad_psgd": ("ad_psgd", {}),
+    }
+    for n in (1000, 1_000_000):
+        found: list[list[float]] = [[] for _ in runs]
+        for _ in range(repeats):
+            answers = run_workers(8, _loops_job, "none", 150, n, list(runs.values()))
+            for k in range(len(runs)):
+                found[k].append(median([walls[k] / walls[0] for walls in answers]))
+        for what, ratios in list(zip(runs, found, strict=True))[1:]:
+            report.row(f"8 processes, {n:,} parameters {LABEL['none']}: {what} wall / own", spread(ratios))
+
+
 NEVER_ALL: list[tuple[str, dict[str, object]]] = [
     ("eager", {"sync_every": None}),
     ("eager", {"sync_every": None, "late": 1}),
@@ -281,8 +300,8 @@ def main() -> None:
     report = Report("partial collectives", chosen)
     torch.set_num_threads(1)
     wanted = chosen.only.split(",")
-    for name, job in (("rounds", rounds), ("two", two), ("four", four), ("loss", loss), ("straggler", straggler)):
-        if name in wanted:
+    for job in (rounds, two, four, host, loss, straggler):
+        if job.__name__ in wanted:
             job(report, chosen.repeats)
     report.close()
 
