@@ -48,10 +48,13 @@ class HandedIn(NamedTuple):
 
 
 class Ahead:
-    """The second thread of a worker's side."""
+    """The second thread of a worker's side. ``after_steps``: it is told by ``wake`` when a step is over."""
 
-    def __init__(self, reader: Reader, shelves: Shelves, line: socket.socket, board: Board) -> None:
+    def __init__(
+        self, reader: Reader, shelves: Shelves, line: socket.socket, board: Board, after_steps: bool = False
+    ) -> None:
         self._reader, self._shelves, self._line, self._board = reader, shelves, line, board
+        self._after_steps = after_steps
         self._lock = threading.Condition()
         self._told: deque[Delivery] = deque()
         self._waits = False  # for what it needs to hand in again
@@ -64,7 +67,6 @@ class Ahead:
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._wake_r, self._wake_w = os.pipe()
-        self.waits_for_the_end_of_steps = False
 
     # The worker.
 
@@ -126,7 +128,7 @@ class Ahead:
             self._thread.start()
         if mark is None and at_once:
             self._say()
-        elif mark is None and self.waits_for_the_end_of_steps:
+        elif mark is None and self._after_steps:
             self._is_woken_later = True
         else:
             os.write(self._wake_w, b"!")

@@ -173,7 +173,7 @@ class Endpoints:
         with elsewhere.wanting(self._board.name, 1):  # no result comes before all are here
             self._clerk, self._sums = self._opening.channel(effect, me, self._agreed_first_round())
         self._channel = effect.channel
-        self.step_over = self._clerk.when_steps_end() if isinstance(self._clerk, Taker) else None
+        self.step_over = self._clerk.step_over if isinstance(self._clerk, Taker) else None
 
     def share(self, effect: Share, me: Replica) -> None:
         """The same for weights that others may average with."""

@@ -74,7 +74,9 @@ class Taker:
         self.waited_s, self.wire_bytes = 0.0, 0
         self._reader = Reader(shelves, line, self._rank, board, patience_s, self._heard, log)
         self._link = Link("questions", questions, self._rank, board, patience_s)
-        self._ahead = Ahead(self._reader, shelves, line, board) if channel.rules.late else None
+        self._ahead: Ahead | None = None
+        if channel.rules.late:
+            self._ahead = Ahead(self._reader, shelves, line, board, after_steps=nbytes <= SHORT_BYTES)
         self._waits_since: float | None = None
         self._owed: Vec | None = None
         self._wanted = 0  # how many results this worker waits, or has waited, for; the listener alone writes it
@@ -119,12 +121,10 @@ class Taker:
         ahead.hand_in(slot, step, told, at_once=waited)
         return taken
 
-    def when_steps_end(self) -> Callable[[], None] | None:
-        """Let the others hear of a step's work when it is over, by calling what is answered (None: at once)."""
-        if self._ahead is None or self._nbytes > SHORT_BYTES:
-            return None
-        self._ahead.waits_for_the_end_of_steps = True
-        return self._ahead.wake
+    def step_over(self) -> None:
+        """The worker goes back to its own loop: let the others hear of its work, if they have not yet."""
+        if self._ahead is not None:
+            self._ahead.wake()
 
     def _wait_for(self, within: Callable[[float], bool]) -> bool:
         """Until it is so. Whether that took any time."""
