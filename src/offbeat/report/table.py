@@ -77,7 +77,7 @@ def cells(records: Sequence[Record]) -> list[list[str]]:
             *([_speed_up(records[0].seconds, record.seconds)] if len(records) > 1 else []),
             f"{record.wait_fraction:.1%}",
             format_bytes(record.wire_bytes),
-            _number(record.loss, "{:.4g}"),
+            _number(record.loss, "{:#.4g}").rstrip("."),
             _number(record.accuracy, "{:.1%}"),
         ]
         for record, time in zip(records, times, strict=True)
