@@ -50,7 +50,6 @@ def test_the_demo_compares_ddp_with_the_five_papers_and_leaves_a_report(tmp_path
         last_s = max(span.end_s for span in recording.trace.spans)
         # Both begin at the common start. After its last step a worker asks once more for work: a moment, as a rule.
         assert 0.2 * recording.record.seconds < last_s <= recording.record.seconds
-    assert sum(story.recordings[-1].wait_s) < 0.5 * sum(story.recordings[0].wait_s), "self_clocked hardly waits"
     assert sum(one.exchanges for one in story.recordings[-1].record.talking) > 0
     assert [p.value for p in story.recordings[1].trace.series["period"]][:2] == [4, 4]
     assert len(story.recordings[0].trace.rounds) == 12
