@@ -19,13 +19,12 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.multiprocessing.spawn import start_processes
 
-# How self_clocked's workers can meet where they share memory.
+# How self_clocked's workers can meet where they share memory; by default all together, when half have handed in.
 ON_ONE_HOST: dict[str, dict[str, object]] = {
     "by default": {},
     "in pairs": {"group": 2, "pause": 1.0, "wait": 0.125, "draw": 0},
     "in pairs that draw": {"group": 2, "pause": 1.0, "wait": 0.125, "draw": 2},
     "all at each hand-in": {"group": None, "pause": 0.0, "wait": "first"},
-    "all at half": {"group": None, "pause": 0.0, "wait": 0.5},
 }
 
 

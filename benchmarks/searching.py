@@ -144,7 +144,7 @@ class Search:
         self.cell, self.name, self.seeds, self.tunes = cell, name, seeds, tunes
         self.tried: dict[float, list[float]] = {}  # the losses of each rate
         self.figures: dict[int, Outcome] = {}
-        self._due, self._further, self._final = 0, 0, False
+        self._due, self._further = 0, 0
 
     @property
     def done(self) -> bool:

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.live
 METHODS = (ob.allreduce(), ob.eager(), ob.wagma(), ob.local_sgd(period=2), ob.ad_psgd())
 
 
-def module(rank: int, slow: bool = False, fails_at: int | None = None, package: str = "lightning") -> Any:
+def module(rank: int, slow: str = "", fails_at: int | None = None, package: str = "lightning") -> Any:
     L: Any = importlib.import_module(package)
 
     class Small(L.LightningModule):  # type: ignore[misc]
@@ -50,7 +50,7 @@ def module(rank: int, slow: bool = False, fails_at: int | None = None, package: 
 
         def training_step(self, batch: Any, number: int) -> Tensor:
             if slow:
-                late(rank, self.steps)
+                late(rank, self.steps, slow)
             self.steps += 1
             if rank == 1 and number == fails_at:
                 raise ValueError("no such file")
@@ -185,7 +185,7 @@ def stopped_early(rank: int) -> list[tuple[int, Tensor]]:
 
     found = []
     for method in (ob.eager(late=1), ob.self_clocked()):
-        model = module(rank, slow=True)
+        model = module(rank, slow=f"stopped early, {method.name}")
         grows = EarlyStopping("val_loss", mode="max", patience=0)
         trainer = fit(model, OffbeatStrategy(method), 8, callbacks=[grows], validates=True)
         found.append((trainer.current_epoch, weights(model)))
@@ -225,7 +225,7 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_is_the_mean_of_replicas_that_dif
 
 @scenario(SIZE)
 def beside_a_slow_worker(rank: int) -> tuple[int, ob.Summary]:
-    model = module(rank, slow=True)
+    model = module(rank, slow="beside a slow worker")
     strategy = OffbeatStrategy(ob.eager(late=1))
     fit(model, strategy, 100, max_steps=LATE_STEPS)
     assert strategy.attached is not None

@@ -40,12 +40,15 @@ def weights(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).clone()
 
 
-def late(rank: int, step: int) -> None:
-    """Rank 1 stands in a step until rank 0 is four steps further: in step they would never come to that."""
+def late(rank: int, step: int, run: str = "") -> None:
+    """Rank 1 stands in a step until rank 0 is four steps further: in step they would never come to that.
+
+    ``run``: which of several in one job, each of which has to show it anew.
+    """
     if (rank, step) == (0, 6):
-        say("rank 0 is ahead")
+        say(f"rank 0 is ahead {run}")
     if (rank, step) == (1, 2):
-        hear("rank 0 is ahead", timeout_s=60.0)
+        hear(f"rank 0 is ahead {run}", timeout_s=60.0)
 
 
 @contextlib.contextmanager

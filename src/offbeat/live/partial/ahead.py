@@ -50,9 +50,7 @@ class HandedIn(NamedTuple):
 class Ahead:
     """The second thread of a worker's side. ``after_steps``: it is told by ``wake`` when a step is over."""
 
-    def __init__(
-        self, reader: Reader, shelves: Shelves, line: socket.socket, board: Board, after_steps: bool = False
-    ) -> None:
+    def __init__(self, reader: Reader, shelves: Shelves, line: socket.socket, board: Board, after_steps: bool) -> None:
         self._reader, self._shelves, self._line, self._board = reader, shelves, line, board
         self._after_steps = after_steps
         self._lock = threading.Condition()
