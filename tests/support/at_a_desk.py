@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import marshal
 import random
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from offbeat.live.partial.desk import Desk
-from offbeat.live.partial.stacks import DEPOSITS, READS, SEEN, Slots
+from offbeat.live.partial.stacks import DEPOSITS, READS, SEEN, Home, Slots, number_of
 from offbeat.live.transport.hub import Frame, Word
 from offbeat.rounds.rules import Rules
 from offbeat.topology import everyone, groups
@@ -24,18 +25,29 @@ class Worker:
     """Does what a worker does with what it is told, one number a vector; memory is a dictionary that all share.
 
     It adds up its sums as soon as it is told of them, and reads its results, and lays down more, when its turn comes.
-    ``history`` is its replica: the results it has applied, in their order.
+    ``history`` is its replica: the results it has applied, in their order. ``pooled``: it has one slot of its own.
     """
 
     def __init__(
-        self, rank: int, memory: Memory, flags: Flags, steps: int, first: float | None, looks_ahead: bool
+        self,
+        rank: int,
+        memory: Memory,
+        flags: Flags,
+        steps: int,
+        first: float | None,
+        looks_ahead: bool,
+        pooled: bool = False,
     ) -> None:
-        self.rank, self.memory, self.flags, self.left = rank, memory, flags, steps
-        self.busy: set[int] = set()
+        self.rank, self.memory, self.flags, self.left, self.pooled = rank, memory, flags, steps, pooled
+        # Where many lie in a tray a worker adds them up; here it has room for them instead.
+        self.free: set[Home] = {(rank, k) for k in ([0] if pooled else [*range(DEPOSITS), *range(SLOTS, 4 * SLOTS)])}
         self.given = self.handed_in = 0.0
         self.step, self.state = 0, "computes"
         self.inbox: list[Any] = []
+        self.should_be: dict[int, list[float]] = {}  # the results of an answer, when it was told
+        self.unread: list[tuple[Any, float]] = []  # answers that it has taken, and what is added to their results
         self.looks_ahead, self.needs, self.hinted, self.taken = looks_ahead, False, False, list[Any]()
+        self.got = list[tuple[int, float]]()  # the rounds whose results it has taken, and these
         self.parts = list[tuple[int, int]]()  # of the rounds it has heard of: how many took part, and brought something
         self.open = Frame(Word.OPEN, rank, -1 if first is None else self.put(first), 0, 2)
         self.x = first
@@ -46,12 +58,11 @@ class Worker:
     def applied(self) -> float:
         return sum(self.history)
 
-    def put(self, number: float) -> int:
-        # Where many lie in a tray a worker adds them up; here it has room for them instead.
-        slot = min({*range(DEPOSITS), *range(SLOTS, 4 * SLOTS)} - self.busy)
-        self.busy.add(slot)
-        self.memory[self.rank, slot] = number
-        return slot
+    def put(self, number: float, but_not: Collection[Home] = ()) -> int:
+        home = min(self.free.difference(but_not))
+        self.free.discard(home)
+        self.memory[home] = number
+        return number_of(home)
 
     def told(self, answer: Any) -> None:
         for home, number, complete, _, _, divisor, terms in (sums := answer[2]):
@@ -64,14 +75,28 @@ class Worker:
         if answer[0] == "spare" and self.looks_ahead:
             self.asked = answer
             return
+        if answer[0] == "room":
+            (room, mine), *_ = answer[1]
+            self.free |= {*answer[5], *(home for home, *_ in mine), *([] if room is None else [room])}
+            for _, home, number, _ in mine:
+                assert self.flags[home] >= number, "it is free when that sum is complete, and here all of them are"
+            return
+        self.should_be[id(answer)] = [self.read(refs, sums) for refs, said in answer[3] if len(said) > 2]
         self.inbox.append(answer)
         self.needs = self.needs and answer[0] != "needed"
         if self.looks_ahead:  # its slots are known to be free as soon as it is told
-            self.busy -= {*answer[5], *(slot for _, slot in answer[4])}
+            self.free |= {*answer[5], *(home for _, home in answer[4])}
 
     def hears(self, plus: float = 0.0) -> tuple[str, list[float]]:
-        how, _, sums, results, free_then, freed, _, _ = answer = self.inbox.pop(0)
-        numbers = []
+        how, _, _, _, free_then, freed, _, _ = answer = self.inbox.pop(0)
+        if not self.looks_ahead:
+            self.free |= {*freed, *(home for _, home in free_then)}
+        self.taken.append(answer)
+        return how, self.reads(answer, plus)
+
+    def reads(self, answer: Any, plus: float = 0.0) -> list[float]:
+        """Whoever looks ahead does so after it has handed in, when others may have gone on."""
+        sums, results, numbers = answer[2], answer[3], list[float]()
         for refs, said in results:
             if len(said) == 2:  # a replica, which stands for all before it
                 assert marshal.loads(said[1]) == "a replica"
@@ -80,17 +105,22 @@ class Worker:
                 assert len(self.history) == said[0] + 1, "it holds as many results as it says"
             else:
                 numbers.append(self.read(refs, sums) + plus)
+                self.got.append((said[0], numbers[-1]))
                 self.history.append(numbers[-1])
-        if not self.looks_ahead:
-            self.busy -= {*freed, *(slot for _, slot in free_then)}
+        should_be = [number + plus for number in self.should_be[id(answer)]]
+        assert numbers == should_be, "nobody writes to what is being read"
         if numbers:
             self.x = numbers[-1]
-        self.taken.append(answer)
         self.parts += [(said[3], len(said[4])) for _, said in results if len(said) > 2]
-        return how, numbers
+        return numbers
 
     def read(self, refs: Any, sums: Any) -> float:
         return sum(f * self.memory[tuple(sums[slot][0]) if member < 0 else (member, slot)] for member, slot, f in refs)
+
+
+def own_in(answer: Any) -> set[Home]:
+    """Deposits that its results stand on."""
+    return {(member, slot) for refs, _ in answer[3] for member, slot, _ in refs if member >= 0}
 
 
 def results_of(answer: Any) -> set[int]:
@@ -98,15 +128,33 @@ def results_of(answer: Any) -> set[int]:
     return {k for refs, _ in answer[3] for member, k, _ in refs if member < 0}
 
 
+class Watched(Desk):
+    """A desk at which the mean of every round is written down, made of what each worker has handed in last."""
+
+    newest: dict[int, float]
+    means: dict[tuple[int, int], float]  # of a round and one of its members
+
+    def _block(self, version: int, ranks: tuple[int, ...], started_by: int, flush: bool) -> None:
+        super()._block(version, ranks, started_by, flush)
+        for rank in ranks:
+            self.means[version, rank] = sum(self.newest[r] for r in ranks) / len(ranks)
+
+
 class Played(NamedTuple):
-    """How it went: the workers at their end, and the most slots that sums and replicas took at any time."""
+    """How it went: the workers at their end, and the most slots that sums and replicas took at any time.
+
+    ``means``: what each round should have come to for each member, where weights are answered for by the last ones.
+    """
 
     workers: list[Worker]
     most_slots: int
+    means: dict[tuple[int, int], float]
 
 
-def run(rules: Rules, seed: int, weights: bool, looks_ahead: bool = False, size: int = SIZE) -> list[Worker]:
-    return play(rules, seed, weights, looks_ahead, size).workers
+def run(
+    rules: Rules, seed: int, weights: bool, looks_ahead: bool = False, size: int = SIZE, pooled: bool = False
+) -> list[Worker]:
+    return play(rules, seed, weights, looks_ahead, size, pooled=pooled).workers
 
 
 def play(
@@ -117,6 +165,7 @@ def play(
     size: int = SIZE,
     steps: tuple[int, int] = (3, 12),
     paces: tuple[int, ...] = (1, 1, 20),
+    pooled: bool = False,
 ) -> Played:
     """Workers in a drawn order until all have finished; the desk hears one word after the other.
 
@@ -125,10 +174,11 @@ def play(
     most = 0
     draw, nodes = random.Random(seed), Nodes(size)
     whom = groups(size, 2) if weights else everyone(size)
-    slots = Slots(size, SLOTS, small=False, shares=bool(seed % 2))
-    desk, memory, flags = Desk(rules, whom, nodes, 0, 0, slots), Memory(), Flags()
+    slots = Slots(size, SLOTS, small=False, shares=bool(seed % 2), pooled=pooled)
+    desk, memory, flags = Watched(rules, whom, nodes, 0, 0, slots), Memory(), Flags()
+    desk.newest, desk.means = dict.fromkeys(range(size), 0.0), {}
     first = 0.0 if weights else None
-    workers = [Worker(rank, memory, flags, draw.randint(*steps), first, looks_ahead) for rank in range(size)]
+    workers = [Worker(rank, memory, flags, draw.randint(*steps), first, looks_ahead, pooled) for rank in range(size)]
     often = [draw.choice(paces) for _ in range(size)]
 
     def say(word: Word, worker: Worker, a: int = 0, b: int = 0, c: int = -1, said: bytes = b"\1" * 64) -> None:
@@ -138,6 +188,28 @@ def play(
                 workers[to].told(marshal.loads(letter.data))
         most = max(most, size * (SLOTS - DEPOSITS) - sum(map(len, slots._new)) - len(slots._free))
 
+    def put(worker: Worker, number: float, but_not: Collection[Home] = ()) -> int:
+        if not worker.free.difference(but_not):
+            say(Word.ROOM, worker)
+        if not worker.free.difference(but_not):
+            say(Word.ROOM, worker, 1)
+        return worker.put(number, but_not)
+
+    def give_back(worker: Worker, stands_on: set[Home]) -> None:
+        """As many of its slots as it likes, but for those of its own that what it is about to read stands on."""
+        for home in sorted(worker.free - stands_on) if pooled else ():
+            if draw.random() < 0.7:
+                worker.free.discard(home)
+                say(Word.GIVE, worker, number_of(home))
+
+    def let_go(worker: Worker) -> None:
+        """It computes, and says that it reads nothing; or does not come to say it."""
+        if pooled and draw.random() < 0.5:
+            said = bytes(SEEN for answer in worker.taken for _ in results_of(answer))
+            worker.taken = []
+            say(Word.READ, worker, said=said if looks_ahead else b"\1" * 64)
+            give_back(worker, {home for answer in worker.inbox for home in own_in(answer)})
+
     def lay_replica(worker: Worker, asked: Any) -> None:
         home = tuple(asked[1][0][0])
         memory[home] = tuple(worker.history)
@@ -146,16 +218,17 @@ def play(
     def hand_in(worker: Worker, number: float) -> None:
         """Take what was needed, and of what came since as much as is there by then."""
         read, worker.taken = worker.taken, []
+        plus = number if weights else 0.0
         if worker.asked is not None:
             asked, worker.asked = worker.asked, None
             lay_replica(worker, asked)
         needed = max((k for k, answer in enumerate(worker.inbox) if answer[0] == "needed"), default=-1)
         for _ in range(len(worker.inbox) if worker.hinted else draw.randint(needed + 1, len(worker.inbox))):
-            worker.hears(plus=number if weights else 0.0)
+            worker.taken.append(worker.inbox.pop(0))
         if worker.hinted:
             worker.hinted = False
             say(Word.NEWEST, worker)
-            worker.hears(plus=number if weights else 0.0)
+            worker.taken.append(worker.inbox.pop(0))
         if weights and not any(answer[3] for answer in worker.taken):
             assert worker.x is not None
             worker.x += number
@@ -167,7 +240,11 @@ def play(
             said += [SEEN | READS * (k in results_of(answer)) for k in range(len(answer[2]))]
             about += [one[1] for one in answer[2]]
         assert [one.number for one in desk._chairs[worker.rank].lent][: len(said)] == about, "both mean the same sums"
-        say(Word.OFFER, worker, worker.put(number), worker.step, count, bytes(said))
+        # Of shared weights it takes the newest alone, which is read when it has handed in.
+        newest = [answer for answer in worker.taken if answer[3]][-1:]
+        place = put(worker, number, {home for answer in newest if weights for home in own_in(answer)})
+        worker.unread = [(answer, plus) for answer in (newest if weights else worker.taken)]
+        say(Word.OFFER, worker, place, worker.step, count, bytes(said))
 
     def finish(worker: Worker) -> None:
         worker.state = "finishes"
@@ -185,6 +262,11 @@ def play(
         able = [w for w in workers if w.state != "is done" and (w.inbox or w.state == "computes")]
         able = [w for w in able if not (w.state == "computes" and w.left and w.needs)]
         (worker,) = draw.choices(able, [often[w.rank] for w in able])
+        if worker.unread:
+            for answer, plus in worker.unread:
+                worker.reads(answer, plus)
+            worker.unread = []
+            let_go(worker)
         if worker.state == "computes" and worker.left:
             number = float(draw.randint(1, 1000))
             worker.given += number
@@ -192,7 +274,8 @@ def play(
                 hand_in(worker, number)
             else:
                 worker.state, worker.handed_in = "waits", number
-                say(Word.OFFER, worker, worker.put(number), worker.step)
+                desk.newest[worker.rank] = number
+                say(Word.OFFER, worker, put(worker, number), worker.step)
             worker.step, worker.left = worker.step + 1, worker.left - 1
         elif worker.state == "computes":
             finish(worker)
@@ -204,8 +287,9 @@ def play(
                 worker.state = "computes"
                 if worker.x is not None and not numbers:  # what it gets later has that in it
                     worker.x += worker.handed_in
+                let_go(worker)
             else:
                 worker.state = "is done" if how == "over" else "rests"
                 if how != "over":
                     say(Word.NEXT, worker)
-    return Played(workers, most)
+    return Played(workers, most, desk.means)

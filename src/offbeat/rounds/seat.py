@@ -205,6 +205,11 @@ class Seat:
         return max([self.place.taken, *(count + 1 for count, _ in self._shown)])
 
     @property
+    def untold(self) -> list[Vec]:
+        """The results that are here, and that it has not taken."""
+        return [outcome.value for outcome, _ in self._results.values()]
+
+    @property
     def kept(self) -> int:
         """How many results are kept here."""
         return len(self._results)

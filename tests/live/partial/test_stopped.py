@@ -20,7 +20,7 @@ import offbeat as ob
 from offbeat.live.carriers import adding
 from offbeat.live.partial import reading
 from tests.support.forge import hear, said, say
-from tests.support.scenarios import Call, Turns, in_turn
+from tests.support.scenarios import Call, Turns, in_turn, over
 
 pytestmark = pytest.mark.live
 
@@ -34,7 +34,8 @@ METHODS = {
     "self_clocked-first": ob.self_clocked(wait="first"),
     "ad_psgd": ob.ad_psgd(),
 }
-NUMBERS = {"short": 100, "long": 100_000}  # each worker adds up all of it, or its stretch
+# Each worker adds up all of it, or its stretch; or that, with slots that are asked for.
+NUMBERS = {"short": 100, "long": 100_000, "pooled": 100_000}
 
 
 class Counter(nn.Module):
@@ -135,6 +136,8 @@ CASES = [
         ("long", 0, "adding"),
         ("short", 2, "adding"),
         ("short", 0, "holding"),
+        ("pooled", 1, "computing"),
+        ("pooled", 0, "adding"),
     )
     if name != "self_clocked" or where != "adding"  # who comes alone starts no round there, and adds up nothing
 ]
@@ -142,7 +145,8 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def ran() -> Turns[tuple[str, str, int, str]]:
-    return in_turn({case: Call(stopped, case) for case in CASES}, SIZE, timeout_s=300)
+    calls = {c: Call(over, ("pooled", stopped, *c)) if "pooled" in c else Call(stopped, c) for c in CASES}
+    return in_turn(calls, SIZE, timeout_s=300)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case)))

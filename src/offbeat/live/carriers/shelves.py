@@ -63,10 +63,10 @@ class Shelves:
             found = self._vecs[member, slot] = Vec(self._memory.vector(member, slot, place, self._kinds))
         return found
 
-    def lay(self, x: Vec, member: int, slot: int) -> None:
-        """Let a slot hold ``x``, one to which this process alone writes."""
+    def lay(self, x: Vec, member: int, slot: int, mine: bool) -> None:
+        """Let a slot hold ``x``. ``mine``: this process alone ever writes there, and notes anything of it."""
         lay(x, self.vec(member, slot), self.hands)
-        if self._noted.get((member, slot), ()) != x.used:  # nobody else notes anything of it
+        if not mine or self._noted.get((member, slot), ()) != x.used:
             self.note_used(member, slot, x.used)
 
     # Flags.

@@ -15,7 +15,8 @@ wait for the other thread to do so.
 from one end in the order in which they came, and only what is complete; so it says to the hub how many it has taken,
 and both count the same ones. Two threads never read from the line: while this one listens, what the worker asks for is
 passed on to it. Nor do two write to it: the worker asks for nothing before what it handed in has been said. Else the
-hub would hear of a step after a question that was asked behind it.
+hub would hear of a step after a question that was asked behind it. That results are read no longer is said under the
+lock, and only while the worker computes (`hush`): said a step later, it would be about what the worker reads by then.
 """
 
 from __future__ import annotations
@@ -35,15 +36,22 @@ from offbeat.live.transport.errors import OffbeatError, PeerFailed
 from offbeat.live.transport.hub import Word
 
 LEAVE_S = 5.0
+SAY, SAY_READ = b"!", b"r"  # what the worker wakes this thread for
 NEEDED, MORE, SPARE = "needed", "more", "spare"
 
 
 class HandedIn(NamedTuple):
     """Work that was laid down, and what was taken before. ``mark`` tells when it is there; None: it is."""
 
-    slot: int
+    place: int
     step: int
     taken: list[Delivery]
+    mark: Any
+
+
+class HasRead(NamedTuple):
+    """Nothing that was taken is read any more, as soon as ``mark`` is there; None: it is."""
+
     mark: Any
 
 
@@ -61,6 +69,7 @@ class Ahead:
         self._reply: Answer | None = None
         self._to_say: HandedIn | None = None
         self._is_woken_later = False  # by `wake`
+        self._has_read: HasRead | None = None  # what was taken when it last handed in
         self._listens = self._ended = False
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -85,6 +94,7 @@ class Ahead:
 
     def said_within(self, seconds: float) -> bool:
         """Whether the hub has been told of it."""
+        self.hush()
         self.wake()
         return self._within(lambda: self._to_say is None, seconds)
 
@@ -111,7 +121,7 @@ class Ahead:
         asked, self._asked = self._asked, None
         return asked
 
-    def hand_in(self, slot: int, step: int, taken: list[Delivery], at_once: bool) -> None:
+    def hand_in(self, place: int, step: int, taken: list[Delivery], at_once: bool) -> None:
         """Say what has been laid down, and that the results ``taken`` before are read from now on.
 
         ``at_once``: the worker is waiting for rounds, and has nothing better to do than to say it itself.
@@ -120,7 +130,7 @@ class Ahead:
         with self._lock:
             self._waits = self._listens = True
             self._reader.listens = self._listen
-            self._to_say = HandedIn(slot, step, taken, mark)
+            self._to_say, self._has_read = HandedIn(place, step, taken, mark), None
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="offbeat-ahead", daemon=True)
             self._thread.start()
@@ -129,13 +139,25 @@ class Ahead:
         elif mark is None and self._after_steps:
             self._is_woken_later = True
         else:
-            os.write(self._wake_w, b"!")
+            os.write(self._wake_w, SAY)
 
     def wake(self) -> None:
         """The step is over: let the thread say what has been handed in, if it has not been woken before."""
         if self._is_woken_later:
             self._is_woken_later = False
-            os.write(self._wake_w, b"!")
+            os.write(self._wake_w, SAY)
+
+    def has_read(self) -> None:
+        """The worker reads no longer what it took when it last handed in: let the hub hear of it."""
+        if self._listens and self._has_read is None and (self._to_say is not None or self._reader.is_reading):
+            with self._lock:
+                self._has_read = HasRead(self._shelves.mark())
+            os.write(self._wake_w, SAY_READ)
+
+    def hush(self) -> None:
+        """The worker is about to speak to the hub itself: this thread says nothing of what has been read."""
+        with self._lock:
+            self._has_read = None
 
     def stop(self, wait: Callable[[Callable[[float], bool]], bool]) -> None:
         """Hear of no more. What was not taken is told again to whoever asks for it."""
@@ -185,21 +207,34 @@ class Ahead:
             if self._ended:
                 return
             if self._wake_r in ready:
-                os.read(self._wake_r, 64)
-                self._say()
+                woken = os.read(self._wake_r, 64)
+                if SAY in woken:
+                    self._say()
+                if SAY_READ in woken:
+                    self._say_read()
             if self._line.fileno() in ready:
                 self._hear(self._reader.answer())
 
     def _say(self) -> None:
         if self._to_say is not None:
-            slot, step, taken, mark = self._to_say
+            place, step, taken, mark = self._to_say
             if mark is not None:
                 mark.synchronize()
             count = sum(len(told.answer.results) for told in taken)
-            self._reader.come_again(Word.OFFER, slot, step, count, taken)
+            self._reader.come_again(Word.OFFER, place, step, count, taken)
             with self._lock:
                 self._to_say = None
                 self._lock.notify_all()
+
+    def _say_read(self) -> None:
+        """Unless the worker has handed in again meanwhile: then that says it, and it reads something else by now."""
+        has_read = self._has_read
+        if has_read is not None and has_read.mark is not None:
+            has_read.mark.synchronize()
+        with self._lock:  # until it is said, the worker does not hand in
+            if has_read is not None and self._has_read is has_read and self._to_say is None:
+                self._has_read = None
+                self._reader.come_again(Word.READ)
 
     def _hear(self, answer: Answer) -> None:
         told = None
@@ -225,7 +260,7 @@ class Ahead:
         """Let the thread end; nobody is waited for, and nothing else is heard. False: it works on."""
         self._ended = True
         if self._wake_w >= 0:
-            os.write(self._wake_w, b"!")
+            os.write(self._wake_w, SAY)
         if self._thread is not None:
             self._thread.join(LEAVE_S)
             if self._thread.is_alive():

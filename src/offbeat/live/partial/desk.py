@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from offbeat.live.partial.coordinator import NOBODY, Asking, unpack
-from offbeat.live.partial.stacks import Guest, Reply, Slots, Spare, Stack, Sum, places
+from offbeat.live.partial.stacks import Guest, Home, Reply, Slots, Spare, Stack, Sum, home_of, places, taken_by
 from offbeat.live.transport.hub import Frame, Letter, Word
 from offbeat.rounds.held import NEVER
 from offbeat.rounds.referee import Notice, Referee
@@ -33,8 +33,8 @@ MISSED = 2  # so many averages are worth asking for
 class SeatTaken(Guest):
     """A chair with a seat, and the worker that waits there."""
 
-    def __init__(self, rank: int, seat: Seat, log: list[Event] | None) -> None:
-        super().__init__(rank, log)
+    def __init__(self, rank: int, seat: Seat, log: list[Event] | None, reuse: Callable[[Home], None] | None) -> None:
+        super().__init__(rank, log, reuse)
         self.seat, self.wanted, self.told_lost = seat, 0, 0
         self.wake: Callable[[], None] | None = None
         self.looks_ahead = False  # it computes, and hears of results as they come
@@ -50,6 +50,11 @@ class SeatTaken(Guest):
     @property
     def tray(self) -> Stack | None:
         return cast("Stack | None", self.seat.tray.value)
+
+    @property
+    def waiting(self) -> list[Stack]:
+        """The results that wait for it."""
+        return [one for one in map(_stack_of, self.seat.untold) if one is not None]
 
 
 class Desk(Asking):
@@ -92,6 +97,9 @@ class Desk(Asking):
             early, self._early = [f for f in self._early if f.word is not Word.OPEN], []
             return [letter for f in early for letter in self.hear(f)]
         rank = frame.rank
+        if frame.word in (Word.READ, Word.GIVE):  # about memory, not about rounds: nobody is answered
+            self._take_back(self._chairs[rank], frame)
+            return []
         if frame.word is Word.ELSEWHERE:
             self._begin(self._hear_where(rank, unpack(frame.text)), rank)
         else:
@@ -111,7 +119,7 @@ class Desk(Asking):
         return [*self._slots.letters(answers), *more, *self._stop_asking()]
 
     def _open(self, frame: Frame) -> None:
-        rank, slot, step, logs = frame.rank, frame.a, frame.b, bool(frame.c & 1)
+        rank, place, step, logs = frame.rank, frame.a, frame.b, bool(frame.c & 1)
         if self._rules.spares and frame.c & 2:
             self._spares.can(rank)
         log: list[Event] | None = [] if logs else None
@@ -126,9 +134,18 @@ class Desk(Asking):
             log=log,
         )
         self._seats[rank] = seat
-        chair = self._chairs[rank] = SeatTaken(rank, seat, log)
-        if slot >= 0:
-            seat.tray.deposit(chair.put(slot), Deposit(-1, self._first_round))
+        # Weights that newer ones have taken the place of are nobody's. (Where results may stand on a worker's own
+        # deposits, it alone knows when it has read them.)
+        returns = self._slots.pooled and self._rules.absent == "last"
+        chair = self._chairs[rank] = SeatTaken(rank, seat, log, self._slots.give_back if returns else None)
+        if place >= 0:
+            seat.tray.deposit(chair.put(place), Deposit(-1, self._first_round))
+
+    def _take_back(self, chair: SeatTaken, frame: Frame) -> None:
+        if frame.word is Word.READ:
+            chair.comes_again(frame.data)
+        else:
+            self._slots.give_back(home_of(frame.a))
 
     def _do(self, rank: int, frame: Frame) -> None:
         chair = self._chairs[rank]
@@ -175,15 +192,20 @@ class Desk(Asking):
             case Word.OWED:
                 owed = cast("Stack | None", seat.tray.owed())
                 self._answer(chair, "owed", about=None if owed is None else places(owed))
+            case Word.ROOM:
+                mine = [] if frame.a else taken_by(chair.waiting, rank, chair.tray)
+                none_yet = not frame.a and bool(mine or chair.freed)
+                room = None if none_yet else self._slots.for_deposit(rank)
+                self._answer(chair, "room", about=(room, mine))
 
     # The worker.
 
-    def _offer(self, chair: SeatTaken, slot: int, step: int) -> None:
+    def _offer(self, chair: SeatTaken, place: int, step: int) -> None:
         rank, seat = chair.rank, chair.seat
 
         def deposit() -> None:
             self._ask_for_spare(chair)
-            self._tell(rank, seat.offer(chair.put(slot), step))
+            self._tell(rank, seat.offer(chair.put(place), step))
             self._call_when(chair, take, seat.needs)
 
         def take() -> None:
@@ -193,7 +215,7 @@ class Desk(Asking):
 
         self._call_when(chair, deposit, seat.needs_first)
 
-    def _hand_in(self, chair: SeatTaken, slot: int, step: int, count: int) -> None:
+    def _hand_in(self, chair: SeatTaken, place: int, step: int, count: int) -> None:
         """It has taken ``count`` of the results it was told of, and goes on; it is told of others as they come."""
         rank, seat = chair.rank, chair.seat
         upto = seat.shown_upto(count)
@@ -202,7 +224,7 @@ class Desk(Asking):
             stops, chair.put_off, chair.stops = chair.stops, False, False
             if not stops:
                 self._ask_for_spare(chair)
-            notice = seat.offer(chair.put(slot), step, upto)
+            notice = seat.offer(chair.put(place), step, upto)
             seat.take(step, upto)
             self._tell(rank, notice)
             self._tell(rank, seat.began())
@@ -323,6 +345,10 @@ class Desk(Asking):
         lost = seat.lost
         lost, chair.told_lost = lost[chair.told_lost :], len(lost)
         self._answers.append(Reply(chair, how, (about, seat.results, lost), given, chair.tray, adds))
+
+
+def _stack_of(value: Any) -> Stack | None:
+    return value if isinstance(value, Stack) else None
 
 
 def _said(got: Got) -> tuple[Stack, tuple[object, ...]]:

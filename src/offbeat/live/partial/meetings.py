@@ -19,9 +19,9 @@ from offbeat.rounds.shared import Retired, SharedVec
 class Sharer(Guest):
     """A worker and its shared weights."""
 
-    def __init__(self, rank: int, slot: int, logs: bool) -> None:
+    def __init__(self, rank: int, place: int, logs: bool) -> None:
         super().__init__(rank, [] if logs else None)
-        self.shared = SharedVec(self.put(slot), self.log)
+        self.shared = SharedVec(self.put(place), self.log)
 
     @property
     def y(self) -> Stack:

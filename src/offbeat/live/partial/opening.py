@@ -39,6 +39,7 @@ from offbeat.runs.trace import Trace
 from offbeat.tensors.vector import Vec
 from offbeat.topology.hierarchy import Nodes
 
+LONG_BYTES = 1 << 24  # of a vector: from here on memory counts more than a question to the hub
 SMALL = 1 << 16  # numbers: so few that each worker adds them up itself, instead of waiting for another's part
 
 AtChannel = Clerk | Taker | Alone | Leader | Follower
@@ -131,7 +132,9 @@ class Opening:
     ) -> Taker:
         """Where vectors lie in memory that all can read, the seats are kept at the hub."""
         like = channel.looks(me.x)
-        slots = self._slots(nodes.count, like, shelves)
+        # What is dropped when it comes too late would be nobody's, and yet its worker's to be given to others.
+        pooled = like.nbytes >= LONG_BYTES and channel.rules.absent in ("carry", "last", "shared")
+        slots = {**self._slots(nodes.count, like, shelves), "pooled": pooled}
         plan = plan_of_channel(channel, nodes.count, nodes.per_node, me.seed, first_round)
         line, questions = self.lines.meet(
             lambda: Desk(channel.rules, channel.whom, nodes, me.seed, first_round, Slots(**slots)),
@@ -154,6 +157,7 @@ class Opening:
             self._log,
             # In a node the leader's alone would be taken over.
             self._twin if channel.rules.spares and nodes.per_node == 1 else None,
+            pooled,
         )
 
     def _slots(self, size: int, x: Vec, shelves: Shelves) -> dict[str, Any]:

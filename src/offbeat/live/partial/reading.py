@@ -2,8 +2,9 @@
 
 What processes share is memory, under these rules, which need no lock:
 
-- A slot for deposits is written by its owner alone, before the hub is told of it, and not again before every adder of
-  the sum that took it has raised its flag.
+- A slot for deposits is written by its worker alone, before the hub is told of it, and not again before every adder of
+  the sum that took it has raised its flag. A worker has slots of its own; where vectors are long, it has one, asks the
+  hub for another when that one may still be read, and gives back what it does not need.
 - A sum's slot is written by its adders, each its own stretch, and a stretch is read after its flag is up.
 - Whoever finds that an adder does not get on (it may have been stopped) makes the sum itself, in memory of its own,
   from the same deposits. They were still whole if that adder's flag is still down afterwards: their owners wait for it.
@@ -22,14 +23,14 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from offbeat.live.carriers.adding import Unadded, add_up, stretch
 from offbeat.live.carriers.memory import nap
 from offbeat.live.carriers.shelves import Shelves
-from offbeat.live.partial.stacks import DEPOSITS, READS, SEEN
+from offbeat.live.partial.stacks import DEPOSITS, READS, SEEN, Home, home_of, number_of
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.transport.hub import Frame, Word, read_frame
@@ -49,7 +50,7 @@ Ref = tuple[int, int, float]  # (member, slot, factor), or (−1, which sum of t
 class Recipe(NamedTuple):
     """A sum as the hub tells of it."""
 
-    home: tuple[int, int]
+    home: Home
     number: int
     complete: bool
     private: bool  # each adder makes all of it for itself; the first of them where all can read it, too
@@ -70,8 +71,8 @@ class Answer(NamedTuple):
     about: Any
     sums: list[Any]
     results: list[tuple[list[Ref], Any]]
-    free_then: list[tuple[int, int]]  # (which sum, a slot of mine that is free when it is complete)
-    freed: list[int]
+    free_then: list[tuple[int, Home]]  # (which sum, a slot of mine that is free when it is complete)
+    freed: list[Home]
     news: list[Any]
     events: list[Event]
 
@@ -97,13 +98,16 @@ class Delivery:
         return {k for refs, _ in self.answer.results for member, k, _ in refs if member < 0}
 
     @property
-    def deposits(self) -> set[int]:
+    def deposits(self) -> set[Home]:
         """Slots that are to be added to a sum to make a result: its worker's own, nobody else's lie there."""
-        return {slot for refs, _ in self.answer.results for member, slot, _ in refs if member >= 0}
+        return {(member, slot) for refs, _ in self.answer.results for member, slot, _ in refs if member >= 0}
 
 
 class Reader:
-    """What every kind of worker's side does. ``rank`` is how the hub knows it; ``heard`` is given every answer."""
+    """What every kind of worker's side does. ``rank`` is how the hub knows it; ``heard`` is given every answer.
+
+    ``pooled``: this worker has one slot of its own, and asks for others.
+    """
 
     def __init__(
         self,
@@ -114,14 +118,16 @@ class Reader:
         patience_s: float,
         heard: Callable[[Answer], None],
         log: list[Event] | None = None,
+        pooled: bool = False,
     ) -> None:
-        self._heard = heard
+        self._heard, self._pooled = heard, pooled
         self._shelves, self._line, self._rank = shelves, line, rank
         self._board, self._patience_s, self._log = board, patience_s, log
         self._poll = select.poll()
         self._poll.register(line, select.POLLIN)
-        self._busy: set[int] = set()
-        self._until_seen: list[tuple[Recipe, int]] = []  # slots of mine that are free when this sum is complete
+        self._free = {(rank, slot) for slot in range(1 if pooled else DEPOSITS)}  # mine, and nobody reads them
+        self._busy: set[Home] = set()  # mine, and somebody may
+        self._until_seen: list[tuple[Recipe, Home]] = []  # slots of mine that are free when this sum is complete
         self._told: list[Delivery] = []  # what may still be read, as far as the hub knows
         self._spare: list[Vec] = []
         self._books = threading.Lock()
@@ -152,7 +158,7 @@ class Reader:
             raise self._board.lost("the news from rank 0")
         answer = Answer(*marshal.loads(frame.data))  # quick, and safe from whoever has shown the job's token
         with self._books:
-            self._busy.difference_update(answer.freed)
+            self._are_free(answer.freed)
         if self._log is not None:
             self._log += answer.events
         self._heard(answer)
@@ -185,9 +191,14 @@ class Reader:
             one.lent = [k for k in one.lent if k in results]
         self.send(word, a, b, c, data=bytes(said))
 
-    def ask(self, word: Word, a: int = 0, data: bytes = b"") -> Answer:
+    @property
+    def is_reading(self) -> bool:
+        """Whether the hub believes that I am."""
+        return any(one.read for one in self._told)
+
+    def ask(self, word: Word, a: int = 0, data: bytes = b"", settled: bool = True) -> Answer:
         """What the hub answers at once."""
-        self.send(word, a, data=data)
+        self.send(word, a, data=data, settled=settled)
         return (self.listens or self.wait)("an answer of rank 0")
 
     def wait(self, what: str, look: Callable[[], None] = lambda: None) -> Answer:
@@ -201,42 +212,91 @@ class Reader:
 
     # Slots.
 
-    def put(self, x: Vec, but_not: Collection[int] = ()) -> int:
-        """Lay ``x`` into a slot that nobody reads, and that is none of these."""
+    def put(self, x: Vec, but_not: Collection[Home] = ()) -> int:
+        """Lay ``x`` into a slot that nobody reads, and that is none of these; its number."""
         self._look_for_free()
         if len(self._busy) >= FEW:
             self._merge(but_not)
-        slot = self._claim(but_not)
-        self._shelves.lay(x, self._rank, slot)
-        return slot
+        home = self._claim(but_not)
+        self._shelves.lay(x, *home, mine=not self._pooled)
+        return number_of(home)
 
-    def _claim(self, but_not: Collection[int]) -> int:
+    def _claim(self, but_not: Collection[Home]) -> Home:
+        found = self._one_of_mine(but_not) or (self._asked_for(but_not) if self._pooled else None)
+        if found is None:
+            raise OffbeatError(
+                f"{DEPOSITS} deposits of rank {self._board.rank} are being read by workers that stand still"
+            )
         with self._books:
-            free = set(range(DEPOSITS)) - self._busy - set(but_not)
-            if not free:
-                raise OffbeatError(
-                    f"{DEPOSITS} deposits of rank {self._board.rank} are being read by workers that stand still"
-                )
-            self._busy.add(min(free))
-            return min(free)
+            self._free.discard(found)
+            self._busy.add(found)
+        if self._pooled:
+            self._give_back(but_not)
+        return found
+
+    def _one_of_mine(self, but_not: Collection[Home]) -> Home | None:
+        with self._books:
+            return min(self._free - set(but_not), default=None)
+
+    def _asked_for(self, but_not: Collection[Home]) -> Home:
+        """Where the hub says. It may know that one of mine is in a sum of which I have not heard yet."""
+        room, taken = self.ask(Word.ROOM, settled=False).about[0]
+        with self._books:
+            self._until_seen += [
+                (Recipe(home, number, False, False, tuple(range(parts)), 1, []), mine)
+                for mine, home, number, parts in taken
+            ]
+        start = time.monotonic()
+        while room is None:
+            self._look_for_free()
+            if found := self._one_of_mine(but_not):
+                return found
+            if not taken or time.monotonic() - start > GRACE_S:
+                (room, _) = self.ask(Word.ROOM, 1, settled=False).about[0]
+            else:
+                nap(start)
+        return cast(Home, room)
+
+    def _give_back(self, but_not: Collection[Home] = ()) -> None:
+        with self._books:
+            spare = self._free - set(but_not)
+            self._free -= spare
+        for home in spare:
+            self.send(Word.GIVE, number_of(home))
+
+    def give_back(self) -> None:
+        """I need no slot before I come again, but for those that what I was given stands on."""
+        self._look_for_free()
+        self._give_back({home for one in self._told for home in one.deposits})
+
+    def let_go(self) -> None:
+        """I compute, and nothing that I was given is read meanwhile."""
+        if self.is_reading:
+            self.come_again(Word.READ)
+        self.give_back()
+
+    def _are_free(self, homes: Iterable[Home]) -> None:
+        self._busy.difference_update(homes)
+        self._free.update(homes)
 
     def _look_for_free(self) -> None:
         with self._books:
-            there = [(recipe, slot, self._is_there(recipe)) for recipe, slot in self._until_seen]
-            self._busy.difference_update(slot for _, slot, complete in there if complete)
-            self._until_seen = [(recipe, slot) for recipe, slot, complete in there if not complete]
+            there = [(recipe, home, self._is_there(recipe)) for recipe, home in self._until_seen]
+            self._are_free([home for _, home, complete in there if complete])
+            self._until_seen = [(recipe, home) for recipe, home, complete in there if not complete]
 
-    def _merge(self, but_not: Collection[int]) -> None:
+    def _merge(self, but_not: Collection[Home]) -> None:
         """Many deposits lie in the tray: their sum takes their place, unless one has been taken in the meantime."""
         places: list[Ref] = self.ask(Word.OWED).about[0] or []
         if len(places) < 2:
             return
-        slot = self._claim(but_not)
-        self._add(self._shelves.vec(self._rank, slot), [places], 1)
-        self._shelves.note_used(self._rank, slot, self._used([places], []))
-        old = [number for _, number, _ in places]
-        if self.ask(Word.MERGE, slot, data=marshal.dumps(old)).how != "merged":
-            self._busy.discard(slot)
+        home = self._claim(but_not)
+        self._add(self._shelves.vec(*home), [places], 1)
+        self._shelves.note_used(*home, self._used([places], []))
+        old = [(member, slot) for member, slot, _ in places]
+        if self.ask(Word.MERGE, number_of(home), data=marshal.dumps(old)).how != "merged":
+            with self._books:
+                self._are_free([home])
 
     def added_up(self, places: Sequence[Ref]) -> Vec:
         """A copy of what these of my slots hold together."""
@@ -248,8 +308,8 @@ class Reader:
     @property
     def untaken(self) -> list[Ref]:
         """My slots that are in no sum I know of."""
-        taken = {slot for _, slot in self._until_seen}
-        return [(self._rank, slot, 1.0) for slot in sorted(self._busy - taken)]
+        taken = {home for _, home in self._until_seen}
+        return [(*home, 1.0) for home in sorted(self._busy - taken)]
 
     # Sums.
 
@@ -266,7 +326,7 @@ class Reader:
             if self._is_mine_to_make(recipe):
                 self._make(k, told)
         with self._books:
-            self._until_seen += [(told.sums[k], slot) for k, slot in answer.free_then]
+            self._until_seen += [(told.sums[k], home) for k, home in answer.free_then]
         return told
 
     def _is_mine_to_make(self, recipe: Recipe) -> bool:
@@ -285,9 +345,13 @@ class Reader:
         """The vectors of a replica, which are not to be added up."""
         return [self._sum(k, told) for _, k, _ in refs]
 
-    def slot(self, home: tuple[int, int]) -> Vec:
+    def slot(self, home: Home) -> Vec:
         """Memory that I have been told to write to."""
         return self._shelves.vec(*home)
+
+    def laid(self, place: int) -> Vec:
+        """What I have put there."""
+        return self._shelves.vec(*home_of(place))
 
     def all_there(self, told: Delivery) -> bool:
         """Whether nobody else's part is missing."""

@@ -7,7 +7,8 @@ needed: what it has laid down lies where the others can read it.
 What may be overwritten when:
 
 - A slot that holds a deposit belongs to the sum that took it. Its owner may write to it again when it has seen that sum
-  complete, or when it is told here that nothing will read it any more.
+  complete, or when it is told here that nothing will read it any more. Where vectors are long, no more slots are used
+  than are needed at a time (``pooled``): a worker that has none asks for one, and gives back what it has too many.
 - A slot that holds a sum is free when nobody needs the sum: nobody has it to hand out, no worker that was given it can
   still be reading or adding (it has come again since), no vector stands on it. These are exactly the references that
   this process holds to the `Sum`; when the last one goes, so does the claim on the slot.
@@ -19,7 +20,7 @@ import itertools
 import marshal
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from offbeat.live.transport.hub import Frame, Letter, Word
 from offbeat.rounds.seat import Event
@@ -28,19 +29,32 @@ SEEN, READS = 1, 2  # what a worker says of a sum that it was given
 VECTORS = 6  # at most, that a replica consists of: the weights, and what an optimiser remembers for each of them
 DEPOSITS = 16  # the first slots of a shelf are its worker's, the others the hub's
 
+Home = tuple[int, int]  # in whose shelf, and which slot there
+_SHELF = 1 << 32
+
+
+def number_of(home: Home) -> int:
+    """A place as one number, as frames have room for it."""
+    return home[0] * _SHELF + home[1]
+
+
+def home_of(number: int) -> Home:
+    return divmod(number, _SHELF)
+
 
 class Deposited:
-    """A deposit, where its worker has put it. When nothing refers to it any more, its number goes to ``freed``."""
+    """A deposit, where its worker has put it. When nothing refers to it any more, ``free`` is told of its place."""
 
-    __slots__ = ("_freed", "member", "number", "told")
+    __slots__ = ("_free", "home", "sums", "told", "worker")
 
-    def __init__(self, member: int, number: int, freed: list[int]) -> None:
-        self.member, self.number, self._freed = member, number, freed
+    def __init__(self, worker: int, home: Home, free: Callable[[Home], None]) -> None:
+        self.worker, self.home, self._free = worker, home, free
+        self.sums = 0  # that are to be made of it; last weights can be in several
         self.told = False  # the worker knows by itself when it may write here again
 
     def __del__(self) -> None:
         if not self.told:
-            self._freed.append(self.number)
+            self._free(self.home)
 
 
 class Sum:
@@ -51,26 +65,37 @@ class Sum:
     def __init__(self, version: int, terms: list[Stack], divisor: int) -> None:
         self.version, self.divisor, self.number = version, divisor, -1
         self.terms: list[Stack] = terms
-        self.home: tuple[int, int] | None = None
+        for place in self.deposits:
+            place.sums += 1
+        self.home: Home | None = None
         self.summers: tuple[int, ...] = ()
         self.private = self.complete = False
-        self._free: Callable[[tuple[int, int]], None] | None = None
+        self._free: Callable[[Home], None] | None = None
 
     def assign(
         self,
-        home: tuple[int, int],
+        home: Home,
         number: int,
         summers: tuple[int, ...],
         private: bool,
-        free: Callable[[tuple[int, int]], None],
+        free: Callable[[Home], None],
     ) -> None:
         self.home, self.number, self.summers, self.private, self._free = home, number, summers, private, free
 
+    @property
+    def deposits(self) -> Iterable[Deposited]:
+        """Those that are to be added up, each once."""
+        return {id(p): p for term in self.terms for p, _ in term.refs if isinstance(p, Deposited)}.values()
+
     def seen(self) -> None:
         """It is there: what it was made of is no longer needed."""
+        for place in self.deposits:
+            place.sums -= 1
         self.complete, self.terms = True, []
 
     def __del__(self) -> None:
+        for place in self.deposits:
+            place.sums -= 1
         if self._free is not None and self.home is not None:
             self._free(self.home)
 
@@ -119,17 +144,19 @@ class Stack:
 
 @dataclass
 class Guest:
-    """A worker at the hub."""
+    """A worker at the hub. ``reuse``: whoever is to have a slot of its deposits that nothing reads any more; else
+    that is the worker itself."""
 
     rank: int
     log: list[Event] | None = None
-    freed: list[int] = field(default_factory=list)  # its slots that nothing will read any more
+    reuse: Callable[[Home], None] | None = None
+    freed: list[Home] = field(default_factory=list)  # its slots that nothing will read any more
     lent: list[Sum] = field(default_factory=list)  # what it may be reading or adding
     news: list[tuple[object, ...]] = field(default_factory=list)  # what it is told beside, for its records
 
-    def put(self, slot: int) -> Any:
-        """What lies in this slot, as a vector."""
-        return Stack([(Deposited(self.rank, slot, self.freed), 1.0)])
+    def put(self, place: int) -> Any:
+        """What lies in this place, as a vector."""
+        return Stack([(Deposited(self.rank, home_of(place), self.reuse or self.freed.append), 1.0)])
 
     def comes_again(self, said: bytes) -> None:
         """Of each sum it was given: whether it has seen it complete, and whether it still reads it."""
@@ -141,14 +168,14 @@ class Guest:
                 one.seen()
         self.lent = [one for one, flags in zip(told, said, strict=False) if flags & READS] + self.lent
 
-    def merge(self, stack: Stack | None, slot: int, merged: set[int]) -> bool:
+    def merge(self, stack: Stack | None, place: int, merged: set[Home]) -> bool:
         """The worker has added up some of its slots, if they are all still in ``stack``."""
         refs = () if stack is None else stack.refs
-        mine = {id(p): p.number for p, _ in refs if isinstance(p, Deposited) and p.member == self.rank}
+        mine = {id(p): p.home for p, _ in refs if isinstance(p, Deposited) and p.worker == self.rank}
         if stack is None or not merged <= set(mine.values()):
             return False
         rest = [(p, f) for p, f in refs if mine.get(id(p)) not in merged]
-        stack.refs = (*rest, *self.put(slot).refs)
+        stack.refs = (*rest, *self.put(place).refs)
         return True
 
 
@@ -178,18 +205,19 @@ class Slots:
     """The hub's slots in everybody's shelf, and who adds up what there.
 
     ``shares``: several workers make a sum together; else one does, for all. ``small``: in vectors so short, each of
-    them adds up all, instead of waiting for another's part.
+    them adds up all, instead of waiting for another's part. ``pooled``: deposits and sums lie in the same slots, which
+    are named when they are needed.
     """
 
-    def __init__(self, size: int, slots: int, small: bool, shares: bool) -> None:
-        self._small, self._shares = small, shares
+    def __init__(self, size: int, slots: int, small: bool, shares: bool, pooled: bool = False) -> None:
+        self._small, self._shares, self.pooled = small, shares, pooled
         # Sums are numbered when they are given a slot: a slot's flags only grow, and an older round's sum may come to
         # lie where a newer one's lay, if nobody has needed it before.
         self._numbers = itertools.count()
         self._new: list[list[int]] = [list(range(slots - 1, DEPOSITS - 1, -1)) for _ in range(size)]
         # Those that have held a sum, and are free again. Memory that was written to stays: so these come first, in
         # whosever shelf they are, since every worker can write to all.
-        self._free: list[tuple[int, int]] = []
+        self._free: list[Home] = []
 
     def letters(self, answers: Sequence[Reply]) -> list[Letter]:
         """The answers as letters; whoever is answered now adds up what nobody has added up yet."""
@@ -207,9 +235,9 @@ class Slots:
         home = self._slot(takers[0], own=private)
         if home is None:
             raise MemoryError(f"no slot is free for round {total.version}: too many results wait for a worker")
-        total.assign(home, next(self._numbers), tuple(takers), private, self._give_back)
+        total.assign(home, next(self._numbers), tuple(takers), private, self.give_back)
 
-    def _slot(self, owner: int, own: bool = False) -> tuple[int, int] | None:
+    def _slot(self, owner: int, own: bool = False) -> Home | None:
         """A free one; ``own``: in this worker's shelf."""
         k = next((k for k in reversed(range(len(self._free))) if not own or self._free[k][0] == owner), None)
         if k is not None:
@@ -224,12 +252,20 @@ class Slots:
         for _ in range(VECTORS):
             one, home = Sum(version, [], 1), self._slot(owner)
             assert home is not None
-            one.assign(home, next(self._numbers), (), False, self._give_back)
+            one.assign(home, next(self._numbers), (), False, self.give_back)
             one.complete = True  # nobody is told of it before it is
             out.append(one)
         return out
 
-    def _give_back(self, home: tuple[int, int]) -> None:
+    def for_deposit(self, worker: int) -> Home:
+        """One for what this worker is about to lay down."""
+        home = self._slot(worker)
+        if home is None:
+            raise MemoryError(f"no slot is free for a deposit of worker {worker}: too many results wait for a worker")
+        return home
+
+    def give_back(self, home: Home) -> None:
+        """Nobody reads or writes there any more."""
         self._free.append(home)
 
     def _letter(self, answer: Reply) -> Letter:
@@ -256,17 +292,34 @@ class Slots:
         return chair.rank, Frame(Word.ANSWER, 0, data=data)
 
 
-def _free_when_complete(answer: Reply) -> list[tuple[int, int]]:
+def _free_when_complete(answer: Reply) -> list[tuple[int, Home]]:
     """(which sum, a slot of this worker's that is free when that sum is complete)."""
-    kept = set() if answer.tray is None else {id(place) for place, _ in answer.tray.refs}
+    return [(k, home) for k, one in enumerate(answer.sums) for home in _let_go(one, answer.chair.rank, answer.tray)]
+
+
+def _let_go(total: Sum, worker: int, tray: Stack | None) -> list[Home]:
+    """This worker's slots that are free when the sum is complete; from now on it knows that by itself.
+
+    Not those that are in another sum, which nobody may have made yet.
+    """
+    kept = set() if tray is None else {id(place) for place, _ in tray.refs}
     found = []
-    for k, one in enumerate(answer.sums):
-        for place, _ in (ref for term in one.terms for ref in term.refs):
-            mine = isinstance(place, Deposited) and place.member == answer.chair.rank and not place.told
-            if mine and not one.private and id(place) not in kept:
-                cast(Deposited, place).told = True
-                found.append((k, cast(Deposited, place).number))
+    for place in total.deposits:
+        mine = place.worker == worker and not place.told and place.sums == 1
+        if mine and not total.private and id(place) not in kept:
+            place.told = True
+            found.append(place.home)
     return found
+
+
+def taken_by(stacks: Iterable[Stack], worker: int, tray: Stack | None) -> list[tuple[Home, Home, int, int]]:
+    """Slots of this worker's that are in sums it has not been told of: the slot, the sum's, its number, its parts."""
+    return [
+        (home, one.home, one.number, len(one.summers))
+        for one in _needed(stacks)
+        if one.home is not None and not one.complete
+        for home in _let_go(one, worker, tray)
+    ]
 
 
 def _needed(stacks: Iterable[Stack]) -> list[Sum]:
@@ -288,12 +341,9 @@ def _visit(stack: Stack, found: list[Sum]) -> None:
 
 def places(stack: Stack) -> list[tuple[int, int, float]]:
     """Those of its slots that hold deposits."""
-    return [(place.member, place.number, f) for place, f in stack.refs if isinstance(place, Deposited)]
+    return [(*place.home, f) for place, f in stack.refs if isinstance(place, Deposited)]
 
 
 def _refs(stack: Stack, index: dict[int, int]) -> list[tuple[int, int, float]]:
     """(−1, which sum of the list, factor), or (member, slot, factor)."""
-    return [
-        (-1, index[id(place)], f) if isinstance(place, Sum) else (place.member, place.number, f)
-        for place, f in stack.refs
-    ]
+    return [(-1, index[id(place)], f) if isinstance(place, Sum) else (*place.home, f) for place, f in stack.refs]

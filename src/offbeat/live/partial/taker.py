@@ -64,6 +64,7 @@ class Taker:
         patience_s: float,
         log: list[Event] | None = None,
         twin: Twin | None = None,
+        pooled: bool = False,
     ) -> None:
         self._twin, self._holds = twin, first_round  # how many results are in this worker's replica
         self._channel, self._nodes, self._nbytes = channel, nodes, nbytes
@@ -72,16 +73,17 @@ class Taker:
         line, questions = connections
         self.rounds, self.lost = first_round, list[int]()
         self.waited_s, self.wire_bytes = 0.0, 0
-        self._reader = Reader(shelves, line, self._rank, board, patience_s, self._heard, log)
+        self._reader = Reader(shelves, line, self._rank, board, patience_s, self._heard, log, pooled)
         self._link = Link("questions", questions, self._rank, board, patience_s)
+        self._saves_memory, self._lets_go = pooled, pooled and not shelves.on_device
         self._ahead: Ahead | None = None
         if channel.rules.late:
             self._ahead = Ahead(self._reader, shelves, line, board, after_steps=nbytes <= SHORT_BYTES)
         self._waits_since: float | None = None
         self._owed: Vec | None = None
         self._wanted = 0  # how many results this worker waits, or has waited, for; the listener alone writes it
-        slot = -1 if x is None else self._reader.put(x)
-        self._reader.send(Word.OPEN, slot, first_step, int(log is not None) + 2 * (twin is not None))
+        place = -1 if x is None else self._reader.put(x)
+        self._reader.send(Word.OPEN, place, first_step, int(log is not None) + 2 * (twin is not None))
         self._link.listen(self._hear)
 
     # Steps.
@@ -94,6 +96,8 @@ class Taker:
         else:
             self._reader.come_again(Word.OFFER, self._reader.put(x), step)
             taken = self._take(self._answer())
+            if self._lets_go:  # of what it has laid down: others may be looking for a slot while it takes its results
+                self._reader.give_back()
         self.waited_s += time.monotonic() - start
         return taken
 
@@ -108,23 +112,32 @@ class Taker:
     def _hand_in(self, ahead: Ahead, x: Vec, step: int) -> list[Got]:
         """Take what came while the step was computed; the deposit's own result is for the next time."""
         waited = self._wait_for(ahead.ready_within)
+        ahead.hush()
         self._lay_spare(ahead.asked())
         told = ahead.take()
         if self._channel.rules.absent == "shared":  # the newest will do, and knows nothing of this step
             newest = [one for one in told if one.answer.results][-1:]
             # It may stand on a deposit of mine whose slot is free by now, and is read only after this.
-            slot = self._reader.put(x, but_not={mine for one in newest for mine in one.deposits})
-            taken = self._gots(newest, plus=self._reader.slot((self._rank, slot)))
+            place = self._reader.put(x, but_not={mine for one in newest for mine in one.deposits})
+            taken = self._gots(newest, plus=self._reader.laid(place))
         else:
             taken = self._gots(told)
-            slot = self._reader.put(x)
-        ahead.hand_in(slot, step, told, at_once=waited)
+            place = self._reader.put(x)
+        ahead.hand_in(place, step, told, at_once=waited)
         return taken
 
     def step_over(self) -> None:
-        """The worker goes back to its own loop: let the others hear of its work, if they have not yet."""
+        """The worker goes back to its own loop: let the others hear of its work, if they have not yet.
+
+        Where memory counts, the hub hears that results are read no longer. (On a GPU they may be until later; there
+        only a second thread can wait for that.)
+        """
         if self._ahead is not None:
             self._ahead.wake()
+            if self._saves_memory:
+                self._ahead.has_read()
+        elif self._lets_go:
+            self._reader.let_go()
 
     def _wait_for(self, within: Callable[[float], bool]) -> bool:
         """Until it is so. Whether that took any time."""

@@ -64,19 +64,22 @@ class Word(IntEnum):
     WHAT = 20  # number of the question
     DOING = 21  # number of the question, who asked; what I am doing
     # The desk. A worker that comes again says beside which of the sums it was given it has seen complete.
-    OPEN = 22  # slot of the first deposit (−1: none), first step, whether events are logged (1), it takes spares (2)
-    OFFER = 23  # slot, step
+    OPEN = 22  # place of the first deposit (−1: none), first step, whether events are logged (1), it takes spares (2)
+    OFFER = 23  # place, step
     NEXT = 24  # the next result, for one without a step to take
     NOTHING = 25  # waits no longer for the next result
     CATCH_UP = 26  # how many results
     OWED = 27
-    MERGE = 28  # slot; the slots whose sum it holds
-    ADD = 29  # slot of the step
-    SHIFT = 30  # slot of the difference
+    MERGE = 28  # place; the places whose sum it holds
+    ADD = 29  # place of the step
+    SHIFT = 30  # place of the difference
     ANSWER = 31
     WANTED = 32  # nothing, how many results this worker waits for
     NEWEST = 33  # what shared weights have become since they were shown
     SPARE = 35  # how many results my replica holds, of how many vectors it consists; what is said of them
+    READ = 37  # what I was given is read no longer
+    ROOM = 38  # where can I lay something down? 1: none of my own slots will do
+    GIVE = 39  # place that is mine, and that I do not need
     # Inside an island.
     EVENT = 34  # number; what has happened at the leader's seat, as text
 
