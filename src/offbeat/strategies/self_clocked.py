@@ -192,7 +192,7 @@ def self_clocked(
             draws=draws if S == 2 and meet == "arrived" else 0,
             grace=checked_window(grace),
         )
-        before, steps = me.x.clone(), 0  # my weights when I last handed in, and the steps since
+        before, steps = me.x, 0  # my weights when I last handed in, and the steps since
         pushed, left = False, me.x.clone() if beta else me.x  # whether they were pushed since; my weights after that
         through, took = False, 0  # whether that exchange is over, and the steps that were taken meanwhile
 
@@ -217,9 +217,9 @@ def self_clocked(
 
         def push(n: int) -> None:
             """After n steps: x = left + d + βu, u = βu + d, where d is the way since I was left to myself."""
-            nonlocal pushed
+            nonlocal pushed, before
             pushed = True
-            before.copy_(me.x)
+            before = partial.keep(me.x)
             ahead = mem.u * (beta * max(0.0, 1.0 - mem.p / n))
             mem.u = ahead + (me.x - left)
             me.x.add_(ahead)
@@ -229,7 +229,7 @@ def self_clocked(
         await Open(partial, me.x if Q is None else me.x - mem.start)
         async for t in me.own_steps(per_node):
             if steps == 0 and not pushed:
-                before.copy_(me.x)
+                before = partial.keep(me.x)
             me.step(await own_gradient(me, per_node), mean_of=workers)
             steps += 1
             through = through or await partial.through(t)

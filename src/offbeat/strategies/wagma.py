@@ -164,9 +164,8 @@ def wagma(
 
         partial = channel(me, adopt, lambda: None)
         await Open(partial, me.x if start is None else me.x - start)
-        memory = me.x.clone()
         async for t in me.own_steps(per_node):
-            x_hat = memory.copy_(me.x)
+            x_hat = partial.keep(me.x)
             me.step(await own_gradient(me, per_node))
             step = x_hat.way_to(me.x)  # x − x̂
             adopt(await partial.mix(step, t))

@@ -30,7 +30,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from offbeat.live.carriers.shelves import Shelves
-from offbeat.live.partial.reading import LOOK_S, Answer, Delivery, Reader
+from offbeat.live.partial.reading import LOOK_S, Reader
+from offbeat.live.partial.told import Answer, Delivery
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError, PeerFailed
 from offbeat.live.transport.hub import Word

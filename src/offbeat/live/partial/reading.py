@@ -11,8 +11,8 @@ What processes share is memory, under these rules, which need no lock:
 
 Where a worker looks ahead (see `offbeat.live.partial.ahead`), a second thread of its process hears the answers and
 makes its parts of the sums, while the worker lays down vectors and reads results. ``_books`` protects what both write
-to: the lists of slots in use, of what was told and is being read, and of spare memory. Without it a slot that becomes
-free between two lines of the other thread would be forgotten, or given to two.
+to: the lists of what was told and is being read, and of spare memory. Without it what is told between two lines of the
+other thread would be forgotten.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Collection, Sequence
+from typing import cast
 
 from offbeat.live.carriers.adding import Unadded, add_up, stretch
 from offbeat.live.carriers.memory import nap
 from offbeat.live.carriers.shelves import Shelves
+from offbeat.live.partial.own import OwnSlots
 from offbeat.live.partial.stacks import DEPOSITS, READS, SEEN, Home, home_of, number_of
+from offbeat.live.partial.told import Answer, Delivery, Recipe, Ref
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.transport.hub import Frame, Word, read_frame
 from offbeat.rounds.seat import Event
-from offbeat.tensors.vector import Used, Vec
+from offbeat.tensors.vector import Used, Vec, Way
 
 LOOK_S = 0.1  # how often a waiting worker looks at the board
 SOON_S = 0.02  # a wait that is over by then is no wait to tell of
@@ -43,64 +44,6 @@ FEW = 4  # deposits that lie in a tray; more are added up
 GRACE_S = 0.02  # for another adder, beside what the sum may take
 SLOW_BYTES_S = 0.5e9
 KEPT_BYTES = 1 << 20  # of a vector: longer ones are needed where an adder does not get on, and then seldom
-
-Ref = tuple[int, int, float]  # (member, slot, factor), or (−1, which sum of the list, factor)
-
-
-class Recipe(NamedTuple):
-    """A sum as the hub tells of it."""
-
-    home: Home
-    number: int
-    complete: bool
-    private: bool  # each adder makes all of it for itself; the first of them where all can read it, too
-    summers: tuple[int, ...]
-    divisor: int
-    terms: list[list[Ref]]
-
-    @property
-    def parts(self) -> range:
-        """The stretches that make it up, where all can read it."""
-        return range(1 if self.private else len(self.summers))
-
-
-class Answer(NamedTuple):
-    """What the hub answers."""
-
-    how: str
-    about: Any
-    sums: list[Any]
-    results: list[tuple[list[Ref], Any]]
-    free_then: list[tuple[int, Home]]  # (which sum, a slot of mine that is free when it is complete)
-    freed: list[Home]
-    news: list[Any]
-    events: list[Event]
-
-
-@dataclass
-class Delivery:
-    """An answer, the sums it tells of, those that this worker has for itself, and memory that holds such."""
-
-    answer: Answer
-    sums: list[Recipe]
-    since_s: float
-    read: bool | None = True  # None: not yet; True: it may be read now; False: it is read no longer
-    made: dict[int, Vec] = field(default_factory=dict)
-    memory: list[Vec] = field(default_factory=list)
-    lent: list[int] = field(init=False)  # sums that the hub keeps for me: the same ones in the same order as there
-
-    def __post_init__(self) -> None:
-        self.lent = list(range(len(self.sums)))
-
-    @property
-    def results(self) -> set[int]:
-        """The sums that are results themselves; others only go into them."""
-        return {k for refs, _ in self.answer.results for member, k, _ in refs if member < 0}
-
-    @property
-    def deposits(self) -> set[Home]:
-        """Slots that are to be added to a sum to make a result: its worker's own, nobody else's lie there."""
-        return {(member, slot) for refs, _ in self.answer.results for member, slot, _ in refs if member >= 0}
 
 
 class Reader:
@@ -125,9 +68,7 @@ class Reader:
         self._board, self._patience_s, self._log = board, patience_s, log
         self._poll = select.poll()
         self._poll.register(line, select.POLLIN)
-        self._free = {(rank, slot) for slot in range(1 if pooled else DEPOSITS)}  # mine, and nobody reads them
-        self._busy: set[Home] = set()  # mine, and somebody may
-        self._until_seen: list[tuple[Recipe, Home]] = []  # slots of mine that are free when this sum is complete
+        self._own = OwnSlots(rank, pooled, self._is_there)
         self._told: list[Delivery] = []  # what may still be read, as far as the hub knows
         self._spare: list[Vec] = []
         self._books = threading.Lock()
@@ -157,8 +98,7 @@ class Reader:
         if frame is None:
             raise self._board.lost("the news from rank 0")
         answer = Answer(*marshal.loads(frame.data))  # quick, and safe from whoever has shown the job's token
-        with self._books:
-            self._are_free(answer.freed)
+        self._own.are_free(answer.freed)
         if self._log is not None:
             self._log += answer.events
         self._heard(answer)
@@ -214,42 +154,53 @@ class Reader:
 
     def put(self, x: Vec, but_not: Collection[Home] = ()) -> int:
         """Lay ``x`` into a slot that nobody reads, and that is none of these; its number."""
-        self._look_for_free()
-        if len(self._busy) >= FEW:
+        if self._own.look() >= FEW:
             self._merge(but_not)
         home = self._claim(but_not)
         self._shelves.lay(x, *home, mine=not self._pooled)
         return number_of(home)
 
+    def claim(self) -> Home:
+        """A slot to write to before anything is put there."""
+        self._own.look()
+        home = self._claim(())
+        self._own.set_aside(home)
+        return home
+
+    def put_there(self, way: Way, home: Home) -> int:
+        """Let the slot in which a way begins hold that way."""
+        if self._own.look() >= FEW:
+            self._merge([home])
+        if self._shelves.on_device:
+            _ = way.parts  # made in place
+            self._shelves.note_used(*home, way.used)
+        else:
+            self._shelves.lay(way, *home, mine=False)
+        self._own.written_to(home)
+        return number_of(home)
+
     def _claim(self, but_not: Collection[Home]) -> Home:
-        found = self._one_of_mine(but_not) or (self._asked_for(but_not) if self._pooled else None)
+        found = self._own.one(but_not) or (self._asked_for(but_not) if self._pooled else None)
         if found is None:
             raise OffbeatError(
                 f"{DEPOSITS} deposits of rank {self._board.rank} are being read by workers that stand still"
             )
-        with self._books:
-            self._free.discard(found)
-            self._busy.add(found)
+        self._own.written_to(found)
         if self._pooled:
             self._give_back(but_not)
         return found
 
-    def _one_of_mine(self, but_not: Collection[Home]) -> Home | None:
-        with self._books:
-            return min(self._free - set(but_not), default=None)
-
     def _asked_for(self, but_not: Collection[Home]) -> Home:
         """Where the hub says. It may know that one of mine is in a sum of which I have not heard yet."""
         room, taken = self.ask(Word.ROOM, settled=False).about[0]
-        with self._books:
-            self._until_seen += [
-                (Recipe(home, number, False, False, tuple(range(parts)), 1, []), mine)
-                for mine, home, number, parts in taken
-            ]
+        self._own.free_when_there(
+            (Recipe(home, number, False, False, tuple(range(parts)), 1, []), mine)
+            for mine, home, number, parts in taken
+        )
         start = time.monotonic()
         while room is None:
-            self._look_for_free()
-            if found := self._one_of_mine(but_not):
+            self._own.look()
+            if found := self._own.one(but_not):
                 return found
             if not taken or time.monotonic() - start > GRACE_S:
                 (room, _) = self.ask(Word.ROOM, 1, settled=False).about[0]
@@ -257,16 +208,13 @@ class Reader:
                 nap(start)
         return cast(Home, room)
 
-    def _give_back(self, but_not: Collection[Home] = ()) -> None:
-        with self._books:
-            spare = self._free - set(but_not)
-            self._free -= spare
-        for home in spare:
+    def _give_back(self, but_not: Collection[Home]) -> None:
+        for home in self._own.without_need(but_not):
             self.send(Word.GIVE, number_of(home))
 
     def give_back(self) -> None:
         """I need no slot before I come again, but for those that what I was given stands on."""
-        self._look_for_free()
+        self._own.look()
         self._give_back({home for one in self._told for home in one.deposits})
 
     def let_go(self) -> None:
@@ -274,16 +222,6 @@ class Reader:
         if self.is_reading:
             self.come_again(Word.READ)
         self.give_back()
-
-    def _are_free(self, homes: Iterable[Home]) -> None:
-        self._busy.difference_update(homes)
-        self._free.update(homes)
-
-    def _look_for_free(self) -> None:
-        with self._books:
-            there = [(recipe, home, self._is_there(recipe)) for recipe, home in self._until_seen]
-            self._are_free([home for _, home, complete in there if complete])
-            self._until_seen = [(recipe, home) for recipe, home, complete in there if not complete]
 
     def _merge(self, but_not: Collection[Home]) -> None:
         """Many deposits lie in the tray: their sum takes their place, unless one has been taken in the meantime."""
@@ -295,8 +233,7 @@ class Reader:
         self._shelves.note_used(*home, self._used([places], []))
         old = [(member, slot) for member, slot, _ in places]
         if self.ask(Word.MERGE, number_of(home), data=marshal.dumps(old)).how != "merged":
-            with self._books:
-                self._are_free([home])
+            self._own.are_free([home])
 
     def added_up(self, places: Sequence[Ref]) -> Vec:
         """A copy of what these of my slots hold together."""
@@ -308,8 +245,7 @@ class Reader:
     @property
     def untaken(self) -> list[Ref]:
         """My slots that are in no sum I know of."""
-        taken = {home for _, home in self._until_seen}
-        return [(*home, 1.0) for home in sorted(self._busy - taken)]
+        return self._own.untaken
 
     # Sums.
 
@@ -325,8 +261,7 @@ class Reader:
         for k, recipe in enumerate(told.sums):
             if self._is_mine_to_make(recipe):
                 self._make(k, told)
-        with self._books:
-            self._until_seen += [(told.sums[k], home) for k, home in answer.free_then]
+        self._own.free_when_there((told.sums[k], home) for k, home in answer.free_then)
         return told
 
     def _is_mine_to_make(self, recipe: Recipe) -> bool:
@@ -458,5 +393,5 @@ class Reader:
         self.hung_up = True
         self._heard = lambda answer: None
         self._line.close()
-        self._spare, self._told, self._until_seen = [], [], []
+        self._spare, self._told = [], []
         self._shelves.close(together)

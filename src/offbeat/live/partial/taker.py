@@ -9,21 +9,23 @@ from __future__ import annotations
 import marshal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from offbeat.live.carriers.shelves import Shelves
 from offbeat.live.partial.ahead import SPARE, Ahead
 from offbeat.live.partial.coordinator import pack
 from offbeat.live.partial.link import Link
-from offbeat.live.partial.reading import LOOK_S, SOON_S, Answer, Delivery, Reader
+from offbeat.live.partial.reading import LOOK_S, SOON_S, Reader
+from offbeat.live.partial.stacks import Home
+from offbeat.live.partial.told import Answer, Delivery
 from offbeat.live.transport import elsewhere
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.hub import Frame, Word
 from offbeat.method.effects import Channel, Got
 from offbeat.rounds.seat import THROUGH, Event
 from offbeat.runs.trace import Round, Trace
-from offbeat.tensors.vector import Vec
+from offbeat.tensors.vector import Vec, Way
 from offbeat.tensors.wire import all_reduce_bytes
 from offbeat.topology.hierarchy import Nodes
 
@@ -79,6 +81,10 @@ class Taker:
         self._ahead: Ahead | None = None
         if channel.rules.late:
             self._ahead = Ahead(self._reader, shelves, line, board, after_steps=nbytes <= SHORT_BYTES)
+        self._kept: Home | None = None  # where a copy of the weights lies, until the way from it does
+        # Where a worker looks ahead, what it has just handed in takes a slot beside the copy: nothing would be won.
+        if pooled and self._ahead is None:
+            channel.keep.elsewhere = self._keep
         self._waits_since: float | None = None
         self._owed: Vec | None = None
         self._wanted = 0  # how many results this worker waits, or has waited, for; the listener alone writes it
@@ -94,7 +100,7 @@ class Taker:
         if self._ahead is not None:
             taken = self._hand_in(self._ahead, x, step)
         else:
-            self._reader.come_again(Word.OFFER, self._reader.put(x), step)
+            self._reader.come_again(Word.OFFER, self._put(x), step)
             taken = self._take(self._answer())
             if self._lets_go:  # of what it has laid down: others may be looking for a slot while it takes its results
                 self._reader.give_back()
@@ -118,13 +124,25 @@ class Taker:
         if self._channel.rules.absent == "shared":  # the newest will do, and knows nothing of this step
             newest = [one for one in told if one.answer.results][-1:]
             # It may stand on a deposit of mine whose slot is free by now, and is read only after this.
-            place = self._reader.put(x, but_not={mine for one in newest for mine in one.deposits})
+            place = self._put(x, but_not={mine for one in newest for mine in one.deposits})
             taken = self._gots(newest, plus=self._reader.laid(place))
         else:
             taken = self._gots(told)
-            place = self._reader.put(x)
+            place = self._put(x)
         ahead.hand_in(place, step, told, at_once=waited)
         return taken
+
+    def _keep(self, x: Vec) -> Vec:
+        """A copy of the weights, in the slot in which the way from there will lie."""
+        if self._kept is None:
+            self._kept = self._reader.claim()
+        return x.put_into(self._reader.slot(self._kept))
+
+    def _put(self, x: Vec, but_not: Collection[Home] = ()) -> int:
+        if self._kept is None or not isinstance(x, Way) or x.start is not self._reader.slot(self._kept):
+            return self._reader.put(x, but_not)
+        home, self._kept = self._kept, None
+        return self._reader.put_there(x, home)
 
     def step_over(self) -> None:
         """The worker goes back to its own loop: let the others hear of its work, if they have not yet.
@@ -169,7 +187,7 @@ class Taker:
     def renew(self, x: Vec | None) -> None:
         """Without a step to take, ``x`` answers for me from now on."""
         if x is not None:
-            self._reader.ask(Word.RENEWED, self._reader.put(x))
+            self._reader.ask(Word.RENEWED, self._put(x))
 
     def rest(self, x: Vec | None, asked: Callable[[], bool], take_part: Callable[[], None]) -> Got | None:
         """The next result of the others; None when all have finished and nothing is owed.

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 
 from offbeat.live.carriers.shelves import Shelves
-from offbeat.live.partial.reading import LOOK_S, Answer, Reader
+from offbeat.live.partial.reading import LOOK_S, Reader
+from offbeat.live.partial.told import Answer
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.hub import Word
 from offbeat.live.transport.waiter import Waiter
