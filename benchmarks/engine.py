@@ -245,8 +245,12 @@ HOLDS: list[tuple[str, Settings]] = [
 
 
 def _held() -> tuple[float, float]:
-    """Bytes: this process's own, and its share of what it has mapped with others; on a GPU, what all hold there."""
+    """Bytes: this process's own, and its share of what it has mapped with others; on a GPU, what all hold there.
+
+    Not what torch's allocator has been given back, and keeps for the next tensor.
+    """
     if torch.cuda.is_available():
+        torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()
         return float(total - free), 0.0
     own, share, ours = 0.0, 0.0, False

@@ -3,7 +3,8 @@
 Rule 1. A strategy is an ``async def`` coroutine. It awaits the requests below and holds no I/O, no clock, no thread.
 Rule 2. Every worker runs the same text. The k-th mix of one worker meets the k-th mix of every other worker.
 Rule 3. A request reads its tensors when it is made; what is changed afterwards does not travel.
-Rule 4. An answer may be shared with other workers: read it, copy it, never write into it.
+Rule 4. An answer may be shared with other workers: read it, copy it, never write into it. What a channel answers is
+        there until the next step is asked for.
 Rule 5. Weights change between steps only: after ``Grad`` was answered and before the next ``Next``. (In a user's own
         loop the forward pass has already read them when ``Grad`` is asked.)
 Rule 6. A worker that has run out of data goes on answering: it gets idle turns, in which ``Grad`` answers ``None``.
