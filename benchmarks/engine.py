@@ -252,7 +252,7 @@ def _held() -> tuple[float, float]:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()
-        return float(total - free), 0.0
+        return 0.0, float(total - free)
     own, share, ours = 0.0, 0.0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if re.match(r"[0-9a-f]+-", line):
@@ -281,7 +281,9 @@ def _memory_job(rank: int, n: int, steps: int) -> list[float]:
             if t > 4:
                 most = max(most, _held()[0])
         # What is shared only grows, and is told once by all at the same time: before, a page that only one of them had
-        # seen was all its own, and later a part of everybody's.
+        # seen was all its own, and later a part of everybody's; and on a GPU others are in the middle of a backward.
+        dist.barrier()
+        _held()
         dist.barrier()
         most += _held()[1]
         dist.barrier()
