@@ -1,0 +1,96 @@
+"""A worker that looks ahead tells the hub when it has read what it took, and never of what it reads just then.
+
+Its second thread says so in its own time; here it is called in every order that its time allows, without a thread.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from offbeat.live.partial.ahead import Ahead
+from offbeat.live.partial.told import Answer, Delivery
+from offbeat.live.transport.hub import Word
+
+
+class Reader:
+    """Writes down what is said to the hub. Something is read from the moment that it is said to be."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.is_reading = False
+        self.listens: Any = None
+
+    def come_again(self, word: Word, a: int = 0, b: int = 0, c: int = -1, reads: Sequence[Delivery] = ()) -> None:
+        self.said.append(word.name)
+        self.is_reading = bool(reads)
+
+
+class Shelves:
+    def mark(self) -> None:
+        """What was written is there."""
+
+    def aside(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+@pytest.fixture
+def ahead() -> Iterator[SimpleNamespace]:
+    one, other = socket.socketpair()
+    reader = Reader()
+    made = Ahead(cast(Any, reader), cast(Any, Shelves()), one, cast(Any, None), after_steps=False)
+    made._thread = cast(Any, SimpleNamespace(join=lambda seconds: None, is_alive=lambda: False))
+    yield SimpleNamespace(made=made, said=reader.said)
+    made.end()
+    one.close()
+    other.close()
+
+
+def hand_in(ahead: SimpleNamespace, step: int) -> None:
+    told = Delivery(Answer("needed", None, [], [([], None)], [], [], [], []), [], 0.0)
+    ahead.made.hand_in(step, step, [told], at_once=True)
+
+
+def test_what_was_read_is_told_once_when_the_step_is_over(ahead: SimpleNamespace) -> None:
+    hand_in(ahead, 0)
+    ahead.made.has_read()
+    ahead.made.has_read()  # a worker goes back to its own loop twice a step
+    ahead.made._say_read()
+    ahead.made.has_read()
+    ahead.made._say_read()
+    assert ahead.said == ["OFFER", "READ"]
+
+
+def test_said_too_late_it_is_not_said_of_what_is_read_by_then(ahead: SimpleNamespace) -> None:
+    hand_in(ahead, 0)
+    ahead.made.has_read()
+    hand_in(ahead, 1)  # before the second thread came to it
+    ahead.made._say_read()
+    assert ahead.said == ["OFFER", "OFFER"]
+    ahead.made.has_read()
+    ahead.made._say_read()
+    assert ahead.said == ["OFFER", "OFFER", "READ"]
+
+
+def test_while_the_worker_speaks_to_the_hub_the_second_thread_says_nothing(ahead: SimpleNamespace) -> None:
+    hand_in(ahead, 0)
+    ahead.made.has_read()
+    ahead.made.hush()
+    ahead.made._say_read()
+    assert ahead.said == ["OFFER"]
+
+
+def test_nothing_is_told_before_what_was_handed_in_is(ahead: SimpleNamespace) -> None:
+    told = Delivery(Answer("needed", None, [], [([], None)], [], [], [], []), [], 0.0)
+    ahead.made.hand_in(0, 0, [told], at_once=False)  # the second thread has not come to say it
+    ahead.made.has_read()
+    ahead.made._say_read()
+    assert ahead.said == []
+    ahead.made._say()
+    ahead.made._say_read()
+    assert ahead.said == ["OFFER", "READ"]
