@@ -29,7 +29,7 @@ SEEDS, STEPS, PACES = 40, (5, 120), (1, 40, 400)  # the slowest sleeps through h
 def test_whoever_sleeps_ends_with_the_same_results_in_the_same_order_as_all(name: str, looks_ahead: bool) -> None:
     rules, taken_over = replace(RULES[name], late=1 if looks_ahead else RULES[name].late), 0
     for seed in range(SEEDS):
-        workers, most_slots, _ = play(rules, seed, False, looks_ahead, steps=STEPS, paces=PACES)
+        workers, most_slots, *_ = play(rules, seed, False, looks_ahead, steps=STEPS, paces=PACES)
         assert all(w.history == workers[0].history for w in workers), seed
         if rules.absent == "carry":
             assert workers[0].applied * SIZE == pytest.approx(sum(w.given for w in workers)), seed

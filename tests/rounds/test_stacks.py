@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from offbeat.rounds import waiting
-from offbeat.rounds.rules import CatchUp, Rules
+from offbeat.rounds.rules import Absent, CatchUp, Rules
 from tests.support.at_a_desk import SIZE, play, run
 
 POOLED = pytest.mark.parametrize("pooled", [False, True], ids=["", "pooled"])  # each has slots of its own, or asks
@@ -91,3 +91,14 @@ def test_a_worker_that_looks_ahead_adds_its_steps_to_weights_that_have_all_the_o
         workers = run(rules, seed, weights=True, looks_ahead=True, size=size, pooled=pooled)
         held = sum(w.x for w in workers if w.x is not None)
         assert held == pytest.approx(sum(w.given for w in workers)), seed
+
+
+@pytest.mark.parametrize("absent", ["carry", "last", "shared"])
+def test_slots_that_are_asked_for_and_given_back_are_fewer_than_slots_of_ones_own(absent: Absent) -> None:
+    rules, seeds = Rules(waiting.first, absent), range(15)
+
+    def written_to(pooled: bool) -> int:
+        each = (play(rules, s, absent != "carry", size=4, steps=(40, 40), paces=(1,), pooled=pooled) for s in seeds)
+        return sum(played.written_to for played in each)
+
+    assert written_to(pooled=True) < 0.9 * written_to(pooled=False)

@@ -143,11 +143,13 @@ class Watched(Desk):
 class Played(NamedTuple):
     """How it went: the workers at their end, and the most slots that sums and replicas took at any time.
 
-    ``means``: what each round should have come to for each member, where weights are answered for by the last ones.
+    ``written_to``: how many slots of all kinds were ever used. ``means``: what each round should have come to for each
+    member, where weights are answered for by the last ones.
     """
 
     workers: list[Worker]
     most_slots: int
+    written_to: int
     means: dict[tuple[int, int], float]
 
 
@@ -292,4 +294,4 @@ def play(
                 worker.state = "is done" if how == "over" else "rests"
                 if how != "over":
                     say(Word.NEXT, worker)
-    return Played(workers, most, desk.means)
+    return Played(workers, most, len(memory), desk.means)
