@@ -59,6 +59,11 @@ class Rules:
         return self.absent in ("last", "shared")
 
     @property
+    def replaces(self) -> bool:
+        """What a worker deposits takes the place of what it has deposited before, which is nobody's from then on."""
+        return self.absent == "last"
+
+    @property
     def hears_of_late(self) -> bool:
         """Whether the referee is told of deposits that come too late for their round: when, and what comes next."""
         return self.bound is not None or bool(self.grace)

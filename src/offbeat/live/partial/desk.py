@@ -134,9 +134,8 @@ class Desk(Asking):
             log=log,
         )
         self._seats[rank] = seat
-        # Weights that newer ones have taken the place of are nobody's. (Where results may stand on a worker's own
-        # deposits, it alone knows when it has read them.)
-        returns = self._slots.pooled and self._rules.absent == "last"
+        # (Where results may stand on a worker's own deposits, it alone knows when it has read them.)
+        returns = self._slots.pooled and self._rules.replaces
         chair = self._chairs[rank] = SeatTaken(rank, seat, log, self._slots.give_back if returns else None)
         if place >= 0:
             seat.tray.deposit(chair.put(place), Deposit(-1, self._first_round))

@@ -10,14 +10,15 @@ from offbeat.live.partial.told import Recipe, Ref
 
 
 class OwnSlots:
-    """A worker's own slots. ``pooled``: it begins with one, and has others for a time.
+    """A worker's own slots. ``pooled``: it begins with one, and has others for a time; ``returns``: those that it has
+    written to go back to the hub without a word.
 
     A worker's second thread hears of slots that are free, too. ``_books`` protects the sets: without it, one that
     becomes free between two lines of the other thread would be forgotten, or given to two.
     """
 
-    def __init__(self, rank: int, pooled: bool, is_there: Callable[[Recipe], bool]) -> None:
-        self._is_there = is_there
+    def __init__(self, rank: int, pooled: bool, returns: bool, is_there: Callable[[Recipe], bool]) -> None:
+        self._is_there, self._returns = is_there, returns
         self._free = {(rank, slot) for slot in range(1 if pooled else DEPOSITS)}
         self._busy: set[Home] = set()
         self._until_seen: list[tuple[Recipe, Home]] = []  # slots that are free when this sum is complete
@@ -53,7 +54,8 @@ class OwnSlots:
         """Somebody may read there from now on."""
         with self._books:
             self._free.discard(home)
-            self._busy.add(home)
+            if not self._returns:
+                self._busy.add(home)
 
     def set_aside(self, home: Home) -> None:
         """Nobody else reads there, and it is not to be given away."""

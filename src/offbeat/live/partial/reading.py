@@ -49,7 +49,8 @@ KEPT_BYTES = 1 << 20  # of a vector: longer ones are needed where an adder does 
 class Reader:
     """What every kind of worker's side does. ``rank`` is how the hub knows it; ``heard`` is given every answer.
 
-    ``pooled``: this worker has one slot of its own, and asks for others.
+    ``pooled``: this worker has one slot of its own, and asks for others; ``replaces``: what it lays down replaces what
+    it has laid down before.
     """
 
     def __init__(
@@ -62,13 +63,14 @@ class Reader:
         heard: Callable[[Answer], None],
         log: list[Event] | None = None,
         pooled: bool = False,
+        replaces: bool = False,
     ) -> None:
         self._heard, self._pooled = heard, pooled
         self._shelves, self._line, self._rank = shelves, line, rank
         self._board, self._patience_s, self._log = board, patience_s, log
         self._poll = select.poll()
         self._poll.register(line, select.POLLIN)
-        self._own = OwnSlots(rank, pooled, self._is_there)
+        self._own = OwnSlots(rank, pooled, pooled and replaces, self._is_there)
         self._told: list[Delivery] = []  # what may still be read, as far as the hub knows
         self._spare: list[Vec] = []
         self._books = threading.Lock()

@@ -75,7 +75,8 @@ class Taker:
         line, questions = connections
         self.rounds, self.lost = first_round, list[int]()
         self.waited_s, self.wire_bytes = 0.0, 0
-        self._reader = Reader(shelves, line, self._rank, board, patience_s, self._heard, log, pooled)
+        replaces = channel.rules.replaces
+        self._reader = Reader(shelves, line, self._rank, board, patience_s, self._heard, log, pooled, replaces)
         self._link = Link("questions", questions, self._rank, board, patience_s)
         self._saves_memory, self._lets_go = pooled, pooled and not shelves.on_device
         self._ahead: Ahead | None = None
