@@ -168,6 +168,21 @@ class Finish(Effect[Any]):
     ticket: Ticket[Any]
 
 
+class Keeping:
+    """``channel.keep(x)``: a copy of ``x``, from which the way to later weights may be handed in; until then, or until
+    the next one. A runtime may keep it ``elsewhere``, where that way will lie, which saves a copy."""
+
+    def __init__(self) -> None:
+        self.elsewhere: Callable[[Vec], Vec] | None = None
+        self._memory: Vec | None = None
+
+    def __call__(self, x: Vec) -> Vec:
+        if self.elsewhere is not None:
+            return self.elsewhere(x)
+        self._memory = x.clone() if self._memory is None else self._memory.copy_(x)
+        return self._memory
+
+
 @dataclass(frozen=True, eq=False)
 class Channel:
     """A partial collective: from ``Open`` on, any worker that is ready can start its next round.
@@ -193,7 +208,7 @@ class Channel:
     per_node: int = 1
     lost: Vec | None = None  # what coding has lost, added to what is given next; a clerk writes to it during rounds
     like: Vec | None = None  # what its vectors look like, where they do not look like the weights
-    keep: Keeping = field(default_factory=lambda: Keeping(), init=False, repr=False)
+    keep: Keeping = field(default_factory=Keeping, init=False, repr=False)
 
     def __post_init__(self) -> None:
         _keeps_what_it_leaves_out(self.codec, self.lost)
@@ -214,21 +229,6 @@ class Channel:
         """I have no data left; the others may. Their results, until all have finished. ``x`` answers for me."""
         while (got := await Rest(self, x())) is not None:
             yield got
-
-
-class Keeping:
-    """``channel.keep(x)``: a copy of ``x``, from which the way to later weights may be handed in; until then, or until
-    the next one. A runtime may keep it ``elsewhere``, where that way will lie, which saves a copy."""
-
-    def __init__(self) -> None:
-        self.elsewhere: Callable[[Vec], Vec] | None = None
-        self._memory: Vec | None = None
-
-    def __call__(self, x: Vec) -> Vec:
-        if self.elsewhere is not None:
-            return self.elsewhere(x)
-        self._memory = x.clone() if self._memory is None else self._memory.copy_(x)
-        return self._memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)

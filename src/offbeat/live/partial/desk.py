@@ -53,8 +53,9 @@ class SeatTaken(Guest):
 
     @property
     def waiting(self) -> list[Stack]:
-        """The results that wait for it."""
-        return [one for one in map(_stack_of, self.seat.untold) if one is not None]
+        """The results that wait for it, but for a replica."""
+        results: list[Any] = list(self.seat.untold)
+        return [one for one in results if isinstance(one, Stack)]
 
 
 class Desk(Asking):
@@ -344,10 +345,6 @@ class Desk(Asking):
         lost = seat.lost
         lost, chair.told_lost = lost[chair.told_lost :], len(lost)
         self._answers.append(Reply(chair, how, (about, seat.results, lost), given, chair.tray, adds))
-
-
-def _stack_of(value: Any) -> Stack | None:
-    return value if isinstance(value, Stack) else None
 
 
 def _said(got: Got) -> tuple[Stack, tuple[object, ...]]:

@@ -132,7 +132,8 @@ class Opening:
     ) -> Taker:
         """Where vectors lie in memory that all can read, the seats are kept at the hub."""
         like = channel.looks(me.x)
-        # What is dropped when it comes too late would be nobody's, and yet its worker's to be given to others.
+        # Of a gradient that is dropped its worker hears later: until then it would count a slot as its own that
+        # another writes to.
         pooled = like.nbytes >= LONG_BYTES and channel.rules.absent in ("carry", "last", "shared")
         slots = {**self._slots(nodes.count, like, shelves), "pooled": pooled}
         plan = plan_of_channel(channel, nodes.count, nodes.per_node, me.seed, first_round)
