@@ -31,6 +31,8 @@ copy of the model on the wire) is free, or takes 0.5, 2 or 8 median steps. SGD w
   workers last. A second look, with the rivals that were best in one of them, for more seeds to tune with and to judge
   by: with one seed, which rate is best is chance in these small tasks, and a wrong one costs more than the methods
   differ by.
+* *quick*: the cells of *first* and *thousand* with 128 workers or more and messages that are free or take half a step:
+  a second look like that of *chronic*, with the rivals that were best in one of them.
 * *draw 0*, a setting in all of them: the default without drawing, which is the default of more than 16 workers.
 * *coded*: the cells of *first* with 8 or 32 workers, some of which are slow for good. The rivals that were best or
   second best in a cell of *first*, and can be coded, with the codec that self_clocked has between hosts.
@@ -119,6 +121,7 @@ CHRONIC = ("bytedance-ar", "async-diloco")
 AMONG_TWO_BEST = ("local SGD 8", "DaSGD 8/4 correct", "AD-PSGD", "SGP", "WAGMA 1/8 pairs correct", "Ringmaster")
 BEST_OF_CHRONIC = ("local SGD 8", "DaSGD 8/4 correct", "AD-PSGD", "WAGMA 1/8 pairs correct", "Ringmaster")
 BEST_OF_128 = ("local SGD 8", "DaSGD 8/4 correct", "WAGMA 1/8 pairs correct")
+BEST_OF_QUICK = ("AD-PSGD", "WAGMA 1/8 pairs correct")
 
 
 @dataclass(frozen=True)
@@ -212,6 +215,11 @@ def chronic() -> Design:
     return Design(sorted(cells, key=lambda cell: cell.workers > 32), (*BEST_OF_CHRONIC, DEFAULT))
 
 
+def quick() -> Design:
+    cells = [cell for made in (first, thousand) for cell in made().cells if cell.workers >= 128 and cell.message <= 0.5]
+    return Design(cells, (*BEST_OF_QUICK, DEFAULT))
+
+
 def grace() -> Design:
     cells = [Cell("lognormal", 0.5, "AdamW", 32), Cell("bytedance-ar", 0.5, "momentum", 32)]
     without = {name: name.removesuffix(", grace") for name in GRACE}
@@ -224,5 +232,5 @@ def coded() -> Design:
 
 
 DESIGNS = {
-    made.__name__: made for made in (first, fashion, verses, thousand, samples, few, host, chronic, grace, coded)
+    made.__name__: made for made in (first, fashion, verses, thousand, samples, few, host, chronic, quick, grace, coded)
 }
