@@ -4,6 +4,7 @@
     python benchmarks/study.py --only self-clocked --merge records/study.json --processes 16 --json FILE
     python benchmarks/study.py --cells thousand,fashion,verses --data-folder DIR --processes 16
     python benchmarks/study.py --cells chronic --tuning-seeds 3 --seeds 5 --data-folder DIR --keep FILE --json FILE
+    python benchmarks/study.py --cells quick --tuning-seeds 3 --seeds 5 --processes 16 --keep FILE --json FILE
 
 Which cells there are, and which methods run in them, is said in cells.py: ``--cells`` names its designs. Digits (hidden
 layer of 32) and Fashion-MNIST (the same) with a batch of 16 each, verses as in verses.py. Latency is next to nothing;
@@ -139,7 +140,8 @@ def summary(report: Report, title: str, cells: Cells) -> None:
         )
         if slow:
             report.row("    to rival where some are slow for good (ar, async-diloco)", f"{median(slow):.3f}")
-    by_level(report, cells, [*ours, "AD-PSGD", "local SGD 8", "WAGMA 1/8 pairs correct"])
+    shown = [name for name in ("AD-PSGD", "local SGD 8", "WAGMA 1/8 pairs correct") if name in ran]
+    by_level(report, cells, [*ours, *shown])
     report.row("", "")
     report.row(f"  {DEFAULT} against each rival", "lower/alike/higher  loss over the rival's (geometric mean)")
     for name in ran:

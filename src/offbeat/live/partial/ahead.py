@@ -112,7 +112,7 @@ class Ahead:
             hinted, self._hinted = self._hinted, False
             needed, out = [one.answer.how for one in told].count(NEEDED), list[Delivery]()
             # Where there was a hint, there is more behind all of it.
-            while told and (needed or hinted or self._reader.all_there(told[0])):
+            while told and (needed or hinted or self._reader.sums.all_there(told[0])):
                 out.append(told.popleft())
                 needed -= out[-1].answer.how == NEEDED
         return [*out, self._reader.make(self._reader.ask(Word.NEWEST))] if hinted else out
@@ -242,7 +242,7 @@ class Ahead:
         if answer.how in (NEEDED, MORE):
             told = self._reader.make(answer, read=None)
             self._shelves.settle()
-            self._reader.find(told)
+            self._reader.sums.find(told)
         with self._lock:
             if told is not None:
                 self._told.append(told)

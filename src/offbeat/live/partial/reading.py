@@ -5,14 +5,12 @@ What processes share is memory, under these rules, which need no lock:
 - A slot for deposits is written by its worker alone, before the hub is told of it, and not again before every adder of
   the sum that took it has raised its flag. A worker has slots of its own; where vectors are long, it has one, asks the
   hub for another when that one may still be read, and gives back what it does not need.
-- A sum's slot is written by its adders, each its own stretch, and a stretch is read after its flag is up.
-- Whoever finds that an adder does not get on (it may have been stopped) makes the sum itself, in memory of its own,
-  from the same deposits. They were still whole if that adder's flag is still down afterwards: their owners wait for it.
+- A sum's slot is written by its adders, and read when they have raised their flags (`offbeat.live.partial.sums`).
 
 Where a worker looks ahead (see `offbeat.live.partial.ahead`), a second thread of its process hears the answers and
 makes its parts of the sums, while the worker lays down vectors and reads results. ``_books`` protects what both write
-to: the lists of what was told and is being read, and of spare memory. Without it what is told between two lines of the
-other thread would be forgotten.
+to: the list of what was told and is being read. Without it what is told between two lines of the other thread would be
+forgotten.
 """
 
 from __future__ import annotations
@@ -26,24 +24,21 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import cast
 
-from offbeat.live.carriers.adding import Unadded, add_up, stretch
 from offbeat.live.carriers.memory import nap
 from offbeat.live.carriers.shelves import Shelves
 from offbeat.live.partial.own import OwnSlots
 from offbeat.live.partial.stacks import DEPOSITS, READS, SEEN, Home, home_of, number_of
+from offbeat.live.partial.sums import GRACE_S, Sums
 from offbeat.live.partial.told import Answer, Delivery, Recipe, Ref
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.transport.hub import Frame, Word, read_frame
 from offbeat.rounds.seat import Event
-from offbeat.tensors.vector import Used, Vec, Way
+from offbeat.tensors.vector import Vec, Way
 
 LOOK_S = 0.1  # how often a waiting worker looks at the board
 SOON_S = 0.02  # a wait that is over by then is no wait to tell of
 FEW = 4  # deposits that lie in a tray; more are added up
-GRACE_S = 0.02  # for another adder, beside what the sum may take
-SLOW_BYTES_S = 0.5e9
-KEPT_BYTES = 1 << 20  # of a vector: longer ones are needed where an adder does not get on, and then seldom
 
 
 class Reader:
@@ -70,9 +65,9 @@ class Reader:
         self._board, self._patience_s, self._log = board, patience_s, log
         self._poll = select.poll()
         self._poll.register(line, select.POLLIN)
-        self._own = OwnSlots(rank, pooled, pooled and replaces, self._is_there)
+        self.sums = Sums(shelves, rank)
+        self._own = OwnSlots(rank, pooled, pooled and replaces, self.sums.is_there)
         self._told: list[Delivery] = []  # what may still be read, as far as the hub knows
-        self._spare: list[Vec] = []
         self._books = threading.Lock()
         self.listens: Callable[[str], Answer] | None = None  # another thread does, and this waits for what is for us
         self.asked_s = 0.0
@@ -124,12 +119,11 @@ class Reader:
                 one.read = True
             told = list(itertools.takewhile(lambda one: one.read is not None, self._told))
             self._told = [one for one in self._told if one.read is not False]
-            if self._shelves.vector_bytes <= KEPT_BYTES:
-                self._spare = [*self._spare, *(vec for one in told if not one.read for vec in one.memory)][:2]
+        self.sums.take_back(one for one in told if not one.read)
         said = bytearray()
         for one in told:
             results = one.results if one.read else set()
-            said += bytes(SEEN * self._is_there(one.sums[k]) | READS * (k in results) for k in one.lent)
+            said += bytes(SEEN * self.sums.is_there(one.sums[k]) | READS * (k in results) for k in one.lent)
             one.lent = [k for k in one.lent if k in results]
         self.send(word, a, b, c, data=bytes(said))
 
@@ -231,56 +225,19 @@ class Reader:
         if len(places) < 2:
             return
         home = self._claim(but_not)
-        self._add(self._shelves.vec(*home), [places], 1)
-        self._shelves.note_used(*home, self._used([places], []))
+        self._shelves.note_used(*home, self.sums.add(places, self._shelves.vec(*home)).used)
         old = [(member, slot) for member, slot, _ in places]
         if self.ask(Word.MERGE, number_of(home), data=marshal.dumps(old)).how != "merged":
             self._own.are_free([home])
 
     def added_up(self, places: Sequence[Ref]) -> Vec:
         """A copy of what these of my slots hold together."""
-        out = self._like()
-        self._add(out, [places], 1)
-        out.used = self._used([places], [])
-        return out
+        return self.sums.add(places)
 
     @property
     def untaken(self) -> list[Ref]:
         """My slots that are in no sum I know of."""
         return self._own.untaken
-
-    # Sums.
-
-    def vectors(self, answer: Answer) -> list[Vec]:
-        """Add up what there is to add, and give the vectors that were answered, to be read until I come again."""
-        return self.read(self.make(answer))
-
-    def make(self, answer: Answer, read: bool | None = True) -> Delivery:
-        """My parts of the sums. ``read``: whether they are read now (None: not yet)."""
-        told = Delivery(answer, [Recipe(*one) for one in answer.sums], time.monotonic(), read)
-        with self._books:
-            self._told.append(told)
-        for k, recipe in enumerate(told.sums):
-            if self._is_mine_to_make(recipe):
-                self._make(k, told)
-        self._own.free_when_there((told.sums[k], home) for k, home in answer.free_then)
-        return told
-
-    def _is_mine_to_make(self, recipe: Recipe) -> bool:
-        """Not a second time, if I am told again of a sum before I could say that it is there: its deposits may have
-        been written over as soon as it was."""
-        if recipe.complete or self._rank not in recipe.summers:
-            return False
-        part = 0 if recipe.private else recipe.summers.index(self._rank)
-        return not self._shelves.raised(*recipe.home, [part], recipe.number)
-
-    def read(self, told: Delivery) -> list[Vec]:
-        """The vectors that were answered, to be read until I come again."""
-        return [self.value(refs, told) for refs, _ in told.answer.results]
-
-    def each(self, refs: Sequence[Ref], told: Delivery) -> list[Vec]:
-        """The vectors of a replica, which are not to be added up."""
-        return [self._sum(k, told) for _, k, _ in refs]
 
     def slot(self, home: Home) -> Vec:
         """Memory that I have been told to write to."""
@@ -290,110 +247,26 @@ class Reader:
         """What I have put there."""
         return self._shelves.vec(*home_of(place))
 
-    def all_there(self, told: Delivery) -> bool:
-        """Whether nobody else's part is missing."""
-        return all(k in told.made or self._is_there(recipe) for k, recipe in enumerate(told.sums))
+    # Sums.
 
-    def find(self, told: Delivery) -> None:
-        """Look the results up that can be read now, so that whoever reads them later need not."""
-        for k in told.results:
-            if self._is_there(told.sums[k]):
-                self._sum(k, told)
-
-    def _make(self, k: int, told: Delivery) -> None:
-        """My part of a sum."""
-        recipe = told.sums[k]
-        member, slot = recipe.home
-        owner = member == self._rank
-        if recipe.private and not owner:
-            out = told.made[k] = self._memory(told)
-        else:
-            out = self._shelves.vec(member, slot)
-        terms = self._readable(recipe.terms, told)
-        part = 0 if recipe.private else recipe.summers.index(self._rank)
-        hands = self._shelves.hands
-        for p, tensor in enumerate(out.parts):
-            lo, hi = stretch(tensor.numel(), part, len(recipe.parts))
-            add_up(tensor, [[(v.parts[p], f) for v, f in term] for term in terms], recipe.divisor, lo, hi, hands)
-        if part == 0:
-            used = self._used(recipe.terms, told.sums)
-            if recipe.private and not owner:
-                out.used = used
-            else:
-                self._shelves.note_used(member, slot, used)
-        if not recipe.private or owner:
-            self._shelves.settle()
-            self._shelves.raise_flag(member, slot, part, recipe.number)
-
-    def _readable(self, terms: Sequence[Sequence[Ref]], told: Delivery) -> list[list[tuple[Vec, float]]]:
-        return [[(self._sum(k, told) if m < 0 else self._shelves.vec(m, k), f) for m, k, f in term] for term in terms]
-
-    def value(self, refs: Sequence[Ref], told: Delivery, plus: Vec | None = None) -> Vec:
-        """One of them; ``plus`` is added to it. To be read before I lay down anything else."""
-        if len(refs) == 1 and refs[0][0] < 0 and refs[0][2] == 1.0 and plus is None:
-            return self._sum(refs[0][1], told)
-        (term,) = self._readable([refs], told)
-        if plus is not None:
-            term.append((plus, 1.0))
-        return Unadded(term, self._used([refs], told.sums), lambda: self._memory(told), self._shelves.hands)
-
-    def _fill(self, out: Vec, terms: Sequence[Sequence[Ref]], divisor: int, told: Delivery) -> None:
-        read = self._readable(terms, told)
-        for p, tensor in enumerate(out.parts):
-            add_up(tensor, [[(v.parts[p], f) for v, f in term] for term in read], divisor, hands=self._shelves.hands)
-        out.used = self._used(terms, told.sums)
-
-    def _sum(self, k: int, told: Delivery) -> Vec:
-        """A sum that may be read: where all read it, or a copy of my own."""
-        if k not in told.made:
-            recipe = told.sums[k]
-            if not self._comes(recipe, told.since_s):
-                out = self._memory(told)
-                self._fill(out, recipe.terms, recipe.divisor, told)
-                if not self._is_there(recipe):  # else what we have read may be newer than this sum
-                    told.made[k] = out
-                    return out
-            told.made[k] = self._shelves.vec(*recipe.home)
-            told.made[k].used = self._shelves.used([recipe.home])
-        return told.made[k]
-
-    def _comes(self, recipe: Recipe, since_s: float) -> bool:
-        """Wait for the others' parts of a sum. False: somebody does not get on."""
-        start = time.monotonic()
-        deadline = since_s + GRACE_S + self._shelves.vector_bytes * len(recipe.terms) / SLOW_BYTES_S
-        while not self._is_there(recipe):
-            nap(start)
-            if time.monotonic() > deadline:
-                return False
-        return True
-
-    def _is_there(self, recipe: Recipe) -> bool:
-        return recipe.complete or self._shelves.raised(*recipe.home, recipe.parts, recipe.number)
-
-    def _used(self, terms: Sequence[Sequence[Ref]], sums: list[Recipe]) -> Used:
-        return self._shelves.used([sums[k].home if m < 0 else (m, k) for term in terms for m, k, _ in term])
-
-    def _add(self, out: Vec, terms: Sequence[Sequence[Ref]], divisor: int) -> None:
-        for p, tensor in enumerate(out.parts):
-            vecs = [[(self._shelves.vec(m, k).parts[p], f) for m, k, f in term] for term in terms]
-            add_up(tensor, vecs, divisor, hands=self._shelves.hands)
-
-    # Memory of my own.
-
-    def _like(self) -> Vec:
-        return self._shelves.vec(self._rank, 0).zeros_like()
-
-    def _memory(self, told: Delivery) -> Vec:
-        """Some that may be read until I come again."""
+    def make(self, answer: Answer, read: bool | None = True) -> Delivery:
+        """My parts of the sums. ``read``: whether they are read now (None: not yet)."""
+        told = Delivery(answer, [Recipe(*one) for one in answer.sums], time.monotonic(), read)
         with self._books:
-            spare = self._spare.pop() if self._spare else None
-        told.memory.append(self._like() if spare is None else spare)
-        return told.memory[-1]
+            self._told.append(told)
+        self.sums.make(told)
+        self._own.free_when_there((told.sums[k], home) for k, home in answer.free_then)
+        return told
+
+    def vectors(self, answer: Answer) -> list[Vec]:
+        """Add up what there is to add, and give the vectors that were answered, to be read until I come again."""
+        return self.sums.read(self.make(answer))
 
     def hang_up(self, together: bool) -> None:
         """``together``: so do all others, who have finished too."""
         self.hung_up = True
         self._heard = lambda answer: None
         self._line.close()
-        self._spare, self._told = [], []
+        self._told = []
+        self.sums.forget()
         self._shelves.close(together)

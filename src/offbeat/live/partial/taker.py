@@ -296,12 +296,12 @@ class Taker:
         spare = max((k for k, (_, _, said) in enumerate(every) if len(said) == 2), default=None)
         if spare is not None and self._twin is not None:
             one, refs, (_, said) = every[spare]
-            self._twin.take_over(self._reader.each(refs, one), marshal.loads(said))
+            self._twin.take_over(self._reader.sums.each(refs, one), marshal.loads(said))
         results = every if spare is None else every[spare + 1 :]
         if every:
             self._holds = every[-1][2][0] + 1
         return [
-            Got(version, self._reader.value(refs, one, plus), fresh, full, count, contributors)
+            Got(version, self._reader.sums.value(refs, one, plus), fresh, full, count, contributors)
             for one, refs, (version, fresh, full, count, contributors) in results
         ]
 
