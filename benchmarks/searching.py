@@ -209,14 +209,25 @@ class Recorded(Search):
         return []
 
 
+class Retraced(Search):
+    """One method in one cell, at the rate that a record has found for it: its figures are run again, for their curves."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        super().__init__(recorded.cell, recorded.name, recorded.seeds)
+        self.tried = recorded.tried
+
+    def first(self) -> list[Job]:
+        return [Job(self.cell, self.name, self.best, seed) for seed in range(1, self.seeds + 1)]
+
+
 def number(written: float | None) -> float:
     return math.inf if written is None else written
 
 
-def recorded(path: str, left_out: str) -> dict[tuple[Cell, str], Recorded]:
-    """The rows of a record, without those of methods whose name begins like that."""
+def recorded(path: str) -> dict[tuple[Cell, str], Recorded]:
+    """The rows of a record."""
     rows = [Recorded(row) for row in json.loads(Path(path).read_text())["rows"] if "tuning" in row]
-    return {(r.cell, r.name): r for r in rows if r.name in METHODS and not r.name.startswith(left_out)}
+    return {(r.cell, r.name): r for r in rows if r.name in METHODS}
 
 
 class Store:

@@ -2,6 +2,7 @@
 
     python benchmarks/study.py [--processes 2] [--stop-after SECONDS] [--keep FILE] [--json FILE]
     python benchmarks/study.py --only self-clocked --merge records/study.json --processes 16 --json FILE
+    python benchmarks/study.py --again self-clocked --merge records/study.json --keep FILE --json FILE
     python benchmarks/study.py --cells thousand,fashion,verses --data-folder DIR --processes 16
     python benchmarks/study.py --cells chronic --tuning-seeds 3 --seeds 5 --data-folder DIR --keep FILE --json FILE
     python benchmarks/study.py --cells quick --tuning-seeds 3 --seeds 5 --processes 16 --keep FILE --json FILE
@@ -20,8 +21,9 @@ dataset-fashion-mnist) and the verses.
 * *Gradients*: the share of those that would have been taken if nobody ever waited. *MB*: sent by all workers.
 * *To rival*: the share of the time after which the loss falls below the final loss of the cell's best rival (the one
   with the lowest median, which is chosen after the fact and so is a little lucky).
-* *--merge*: rows of methods that are not run again come from a record, as they were; cells that it does not have are
-  run with all methods.
+* *--merge*: rows of methods that are not run again come from a record, as they were; cells and methods that it does not
+  have are run. Where a rival is new and better, a record does not say when its loss was reached: ``--again`` runs the
+  figures of these methods once more, each at the rate that the record has found for it.
 * *Against the best rival*: "lower" or "higher" where that is so with every seed (same data, same step times, same first
   weights), "alike" where seeds disagree. *Within the spread*: the median is at or below the rival's median plus the
   larger range of the two over seeds. Smaller differences mean nothing.
@@ -33,6 +35,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import statistics
 import sys
 from collections.abc import Callable
@@ -43,7 +46,7 @@ import verses
 from cells import CHRONIC, DEFAULT, DESIGNS, RIVALS, Cell, Design
 from harness import Report, arguments, median
 from scale import reached
-from searching import TUNING, Place, Recorded, Search, Store, carry_out, number, recorded
+from searching import TUNING, Place, Recorded, Retraced, Search, Store, carry_out, number, recorded
 
 Cells = dict[Cell, dict[str, Search]]
 
@@ -71,10 +74,17 @@ def best_rival(found: dict[str, Search]) -> Search:
     return min([s for n, s in found.items() if n in RIVALS] or list(found.values()), key=final)
 
 
-def to_rival(search: Search, target: float) -> float:
-    if isinstance(search, Recorded):  # the same rival: it is on record too
-        return number(search.row["to_rival"])
-    return median([reached(o.curve, target) for o in search.figures.values()])
+def to_rival(search: Search, found: dict[str, Search]) -> float:
+    """NaN: a record does not say it, since another rival was the best then."""
+    rival = best_rival(found)
+    if not isinstance(search, Recorded):
+        return median([reached(o.curve, final(rival)) for o in search.figures.values()])
+    on_record: dict[str, Search] = {name: s for name, s in found.items() if isinstance(s, Recorded)}
+    return number(search.row["to_rival"]) if best_rival(on_record) is rival else math.nan
+
+
+def known(shares: list[float]) -> list[float]:
+    return [share for share in shares if not math.isnan(share)]
 
 
 def table(report: Report, cell: Cell, found: dict[str, Search]) -> None:
@@ -83,20 +93,20 @@ def table(report: Report, cell: Cell, found: dict[str, Search]) -> None:
     report.row(f"{cell}", f"best rival {rival.name}, {final(rival):.4f}")
     report.row("  method, rate", "loss   (range)         at time  acc    gradients  MB      to rival  against rival")
     for name in sorted(found, key=lambda n: -final(found[n])):
-        search = found[name]
+        search, share = found[name], to_rival(found[name], found)
+        shown = "?" if math.isnan(share) else "–" if math.isinf(share) else f"{share:.2f}"
+        behind = f"    {shown}      {'' if name in RIVALS else verdict(search, rival)}"
         if isinstance(search, Recorded):
-            report.row(**search.row)
+            before = re.sub(r" {4}\S+ {6}\w*$", "", search.row["figure"])
+            report.row(**{**search.row, "figure": before + behind, "to_rival": _plain(share)})
             continue
         figures = list(search.figures.values())
-        share = to_rival(search, final(rival))
-        against = "" if name in RIVALS else verdict(search, rival)
         spread = f"({min(losses(search)):.3f} … {max(losses(search)):.3f})"
         report.row(
             f"{'→' if name == DEFAULT else ' '} {name}, {search.best:g}{' (end)' if search.at_the_end else ''}",
             f"{final(search):.4f} {spread:<16} {median([o.at_time for o in figures]):.4f}  "
             f" {median([o.accuracy for o in figures]):.3f}  {median([o.share for o in figures]):.2f}"
-            f"     {median([o.sent / 1e6 for o in figures]):7.2f}    {'–' if math.isinf(share) else f'{share:.2f}'}"
-            f"      {against}",
+            f"     {median([o.sent / 1e6 for o in figures]):7.2f}{behind}",
             cell=asdict(cell),
             method=name,
             rate=search.best,
@@ -125,11 +135,11 @@ def summary(report: Report, title: str, cells: Cells) -> None:
     for name in ours:
         pairs = [(found[name], best_rival(found)) for found in cells.values()]
         marks = [verdict(s, r) for s, r in pairs]
-        times = [to_rival(s, final(r)) for s, r in pairs]
+        times = known([to_rival(found[name], found) for found in cells.values()]) or [math.nan]
         share = min(o.share for s, _ in pairs for o in s.figures.values())
         sent = [found[name].figures[1].sent / found["AD-PSGD"].figures[1].sent for found in cells.values()]
         ratio = statistics.geometric_mean([final(s) / final(r) for s, r in pairs])
-        slow = [to_rival(cells[c][name], final(best_rival(cells[c]))) for c in chronic]
+        slow = known([to_rival(cells[c][name], cells[c]) for c in chronic])
         report.row(
             f"  {name}",
             f"{sum(within_spread(s, r) for s, r in pairs)} of {len(pairs)}       "
@@ -245,7 +255,10 @@ def main() -> None:
     parser.add_argument("--cells", default="first", metavar="DESIGN,…", help=f"of: {', '.join(DESIGNS)}")
     parser.add_argument("--first", type=int, metavar="N", help="so many cells of each design, from its beginning")
     parser.add_argument("--stop-after", type=float, default=math.inf, help="seconds after which no run is begun")
-    parser.add_argument("--only", default="", metavar="NAME", help="with --merge: methods whose name begins like that")
+    parser.add_argument("--only", default="", metavar="NAME,…", help="with --merge: run these, whatever it has of them")
+    parser.add_argument(
+        "--again", default="", metavar="NAME,…", help="with --merge: run these at the rates it has found"
+    )
     parser.add_argument("--merge", metavar="FILE", help="take what is not run again from this record")
     parser.add_argument("--keep", metavar="FILE", help="keep every run here, and go on from what it holds")
     parser.add_argument("--data-folder", default=Place.folder, help="of Fashion-MNIST's files and the verses")
@@ -270,13 +283,18 @@ def main() -> None:
     except ValueError as error:
         sys.exit(str(error))
     report = Report(f"study: {chosen.cells}, {chosen.seeds} seeds", chosen)
-    known = recorded(chosen.merge, chosen.only or DEFAULT) if chosen.merge else {}
+    rows = recorded(chosen.merge) if chosen.merge else {}
+    anew, again = (chosen.only or ("" if chosen.again else DEFAULT)).split(","), chosen.again.split(",")
     by_cell: Cells = {}
     for name, design in designs.items():
         for cell in cells[name]:
             found = by_cell.setdefault(cell, {})
             for method in design.methods:
-                found[method] = known.get((cell, method)) or Search(cell, method, chosen.seeds, chosen.tuning_seeds)
+                row = None if method in anew else rows.get((cell, method))
+                if row is None:
+                    found[method] = Search(cell, method, chosen.seeds, chosen.tuning_seeds)
+                else:
+                    found[method] = Retraced(row) if method in again else row
     whole: Cells = {}
 
     def told(cell: Cell) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from offbeat.live.partial.desk import Desk
-from offbeat.live.partial.stacks import DEPOSITS, READS, SEEN, Home, Slots, number_of
+from offbeat.live.partial.stacks import DEPOSITS, NOWHERE, READS, SEEN, Home, Slots, number_of
 from offbeat.live.transport.hub import Frame, Word
 from offbeat.rounds.rules import Rules
 from offbeat.topology import everyone, groups
@@ -66,6 +66,8 @@ class Worker:
 
     def told(self, answer: Any) -> None:
         for home, number, complete, _, _, divisor, terms in (sums := answer[2]):
+            if tuple(home) == NOWHERE:
+                continue  # it is made when it is read
             if not complete and self.flags.get(tuple(home), -1) < number:  # else it is there, made by another
                 values = [self.read(term, sums) for term in terms]
                 self.memory[tuple(home)], self.flags[tuple(home)] = sum(values) / divisor, number
@@ -115,7 +117,15 @@ class Worker:
         return numbers
 
     def read(self, refs: Any, sums: Any) -> float:
-        return sum(f * self.memory[tuple(sums[slot][0]) if member < 0 else (member, slot)] for member, slot, f in refs)
+        return sum(
+            f * (self.memory[member, slot] if member >= 0 else self.sum(sums[slot], sums)) for member, slot, f in refs
+        )
+
+    def sum(self, recipe: Any, sums: Any) -> float:
+        home, _, _, _, _, divisor, terms = recipe
+        if tuple(home) != NOWHERE:
+            return float(self.memory[tuple(home)])
+        return sum(self.read(term, sums) for term in terms) / divisor
 
 
 def own_in(answer: Any) -> set[Home]:
@@ -176,7 +186,7 @@ def play(
     most = 0
     draw, nodes = random.Random(seed), Nodes(size)
     whom = groups(size, 2) if weights else everyone(size)
-    slots = Slots(size, SLOTS, small=False, shares=bool(seed % 2), pooled=pooled)
+    slots = Slots(size, SLOTS, small=False, shares=bool(seed % 2), pooled=pooled, loose=pooled and rules.replaces)
     desk, memory, flags = Watched(rules, whom, nodes, 0, 0, slots), Memory(), Flags()
     desk.newest, desk.means = dict.fromkeys(range(size), 0.0), {}
     first = 0.0 if weights else None
