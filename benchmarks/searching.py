@@ -210,7 +210,7 @@ class Recorded(Search):
 
 
 class Retraced(Search):
-    """One method in one cell, at the rate that a record has found for it: only its figures are run, for their curves."""
+    """One method in one cell, at the rate that a record has found for it: only its figures are run, with curves."""
 
     def __init__(self, recorded: Recorded) -> None:
         super().__init__(recorded.cell, recorded.name, recorded.seeds)
