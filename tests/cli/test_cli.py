@@ -42,6 +42,15 @@ def test_list_of_a_name_shows_its_settings_and_its_laws(capsys: Captured) -> Non
     assert "xi=1: independent runs" in shown
 
 
+@pytest.mark.parametrize("name", ob.STRATEGIES)
+def test_list_of_a_name_says_what_could_not_be_confirmed(name: str, capsys: Captured) -> None:
+    assert run(f"list {name}") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    sure = ob.STRATEGIES[name].paper.confidence
+    assert ("how sure" in shown) == bool(sure)
+    assert sure in shown
+
+
 def test_cite_prints_the_bibtex_and_nothing_else(capsys: Captured) -> None:
     assert run("cite dasgd") == 0
     assert capsys.readouterr() == (ob.STRATEGIES["dasgd"].paper.bibtex() + "\n", "")

@@ -79,6 +79,7 @@ def _card(name: str) -> None:
         ("suggested", card.suggested),
         ("laws", "\n".join(paper.laws)),
         ("departures", card.departures),
+        *([("how sure", paper.confidence)] if paper.confidence else []),
         ("paper", f"{paper.title}. {paper.authors}. {paper.venue}, {paper.year}"),
     ]
     grid = Table.grid(padding=(0, 2, 0, 0))
