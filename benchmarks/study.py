@@ -22,8 +22,8 @@ dataset-fashion-mnist) and the verses.
 * *To rival*: the share of the time after which the loss falls below the final loss of the cell's best rival (the one
   with the lowest median, which is chosen after the fact and so is a little lucky).
 * *--merge*: rows of methods that are not run again come from a record, as they were; cells and methods that it does not
-  have are run. Where a rival is new and better, a record does not say when its loss was reached: ``--again`` runs the
-  figures of these methods once more, each at the rate that the record has found for it.
+  have are run. Where a new rival is the best, a record does not say when its loss was reached: ``--again`` runs the
+  figures of these methods once more there, each at the rate that the record has found for it.
 * *Against the best rival*: "lower" or "higher" where that is so with every seed (same data, same step times, same first
   weights), "alike" where seeds disagree. *Within the spread*: the median is at or below the rival's median plus the
   larger range of the two over seeds. Smaller differences mean nothing.
@@ -38,6 +38,7 @@ import math
 import re
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
@@ -246,6 +247,12 @@ def _losses(search: Search) -> str:
     return " ".join(f"{x:.3f}" for x in losses(search))
 
 
+def retraced(found: dict[str, Search], names: list[str]) -> dict[str, Search]:
+    """The same, but that these are to be run again if a rival of which the record knows nothing is the best."""
+    changed = all(s.done for s in found.values()) and not isinstance(best_rival(found), Recorded)
+    return {n: Retraced(s) if changed and n in names and isinstance(s, Recorded) else s for n, s in found.items()}
+
+
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -291,10 +298,7 @@ def main() -> None:
             found = by_cell.setdefault(cell, {})
             for method in design.methods:
                 row = None if method in anew else rows.get((cell, method))
-                if row is None:
-                    found[method] = Search(cell, method, chosen.seeds, chosen.tuning_seeds)
-                else:
-                    found[method] = Retraced(row) if method in again else row
+                found[method] = row or Search(cell, method, chosen.seeds, chosen.tuning_seeds)
     whole: Cells = {}
 
     def told(cell: Cell) -> None:
@@ -304,11 +308,18 @@ def main() -> None:
             table(report, cell, found)
             report.close()
 
-    store = Store(chosen.keep)
+    store, ends = Store(chosen.keep), time.monotonic() + chosen.stop_after
+
+    def run(searches: list[Search], done: Callable[[Search], None]) -> None:
+        carry_out(searches, place, chosen.processes, ends - time.monotonic(), store, done)
+
+    if chosen.again:
+        run([search for found in by_cell.values() for search in found.values()], lambda search: None)
+        by_cell = {cell: retraced(found, again) for cell, found in by_cell.items()}
     for cell in by_cell:  # of which everything may be in the record
         told(cell)
-    searches = [search for found in by_cell.values() for search in found.values()]
-    carry_out(searches, place, chosen.processes, chosen.stop_after, store, lambda search: told(search.cell))
+    left = [search for found in by_cell.values() for search in found.values() if not search.done]
+    run(left, lambda search: told(search.cell))
     for name, design in designs.items():
         of = {cell: whole[cell] for cell in cells[name] if cell in whole}
         if of and design.against:
