@@ -190,6 +190,7 @@ WRONG = {
     "simulate allreduce --codec int8": "allreduce has no setting 'codec'; it has none",
     "simulate local_sgd --set period=0": "local_sgd: period is 0, but must be a whole number of at least 1",
     "simulate local_sgd:period=2.5": "local_sgd: period is '2.5', but must be a whole number",
+    "simulate local_sgd:period=speed": "but must be a whole number; did you mean pace=speed?",
     "simulate local_sgd:period": "the setting 'period' is not understood; write it as name=value",
     "simulate local_sgd:period=2 --set period=3": "period is given twice, as '2' and '3'; leave one of them out",
     "simulate local_sgd --codec int9": "there is no codec 'int9'; use none, bf16",

@@ -158,3 +158,11 @@ def test_fragments_do_not_go_with_a_pace() -> None:
         ob.diloco(4, fragments=2, pace="speed")
     with pytest.raises(ValueError, match="local_sgd: pace is 'fast', but must be one of 'equal', 'speed'"):
         ob.local_sgd(pace="fast")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", [ob.local_sgd, ob.diloco])
+def test_whoever_gives_the_pace_as_the_period_is_told_where_it_belongs(make: Any) -> None:
+    with pytest.raises(ValueError, match="period is 'speed', but that is a pace; use pace='speed', and a number"):
+        make(period="speed")
+    with pytest.raises(ValueError, match="period is 'fast', but must be a whole number of at least 1"):
+        make(period="fast")

@@ -93,7 +93,7 @@ def _read(name: str, key: str, text: str, kinds: Mapping[str, tuple[Any, ...]]) 
     kind, word = kinds[key], text.lower()
     if types.NoneType in kind and word == "none":
         return None
-    choices = [choice for k in kind if typing.get_origin(k) is typing.Literal for choice in typing.get_args(k)]
+    choices = _choices(kind)
     if text in choices:
         return text
     if bool in kind and word in _YES + _NO:
@@ -108,7 +108,14 @@ def _read(name: str, key: str, text: str, kinds: Mapping[str, tuple[Any, ...]]) 
         return codec.parse(text)
     if str in kind:
         return text
-    raise ValueError(f"{name}: {key} is {text!r}, but must be {_wanted(kind, choices)}")
+    others = [other for other in kinds if text in _choices(kinds[other])]
+    hint = f"; did you mean {others[0]}={text}?" if len(others) == 1 else ""
+    raise ValueError(f"{name}: {key} is {text!r}, but must be {_wanted(kind, choices)}{hint}")
+
+
+def _choices(kind: tuple[Any, ...]) -> list[object]:
+    """The words that a setting of these types may be."""
+    return [choice for k in kind if typing.get_origin(k) is typing.Literal for choice in typing.get_args(k)]
 
 
 def _wanted(kind: tuple[Any, ...], choices: Sequence[object]) -> str:

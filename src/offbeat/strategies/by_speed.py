@@ -12,10 +12,18 @@ from typing import Literal
 
 import torch
 
-from offbeat.method import Grad, Mix, Replica, Spent, Vec, pacing, topology
+from offbeat.method import Grad, Mix, Replica, Spent, Vec, one_of, pacing, topology, whole
 
 Pace = Literal["equal", "speed"]
 PACES: tuple[Pace, ...] = ("equal", "speed")
+
+
+def checked_pace(period: object, pace: object) -> None:
+    """Refuse what is no number of steps, or no pace; a pace in the period's place is told where it belongs."""
+    if period in PACES:
+        raise ValueError(f"period is {period!r}, but that is a pace; use pace={period!r}, and a number of steps here")
+    whole("period", period, 1)
+    one_of("pace", pace, PACES)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from offbeat.method import Axes, Body, Codec, Facts, Grad, Paper, Replica, between, method, one_of, topology, whole
+from offbeat.method import Axes, Body, Codec, Facts, Grad, Paper, Replica, between, method, topology, whole
 from offbeat.strategies.averaging import Underway
-from offbeat.strategies.by_speed import PACES, Pace, by_speed
+from offbeat.strategies.by_speed import Pace, by_speed, checked_pace
 from offbeat.strategies.desloc import MomentsToo, every
 
 PAPER = Paper(
@@ -73,7 +73,7 @@ def diloco(
 
     Example: ``ob.diloco(period=100, fragments=4, overlap=5, merge=0.5, codec=ob.codec.qsgd(4))``
     """
-    whole("period", period, 1)
+    checked_pace(period, pace)
     whole("fragments", fragments, 1)
     whole("overlap", overlap, 0)
     eta = between("outer_lr", outer_lr, 0, float("inf"))
@@ -84,7 +84,6 @@ def diloco(
             f"a period of {period} steps cannot be shared by {fragments} fragments; "
             f"use a period that is a multiple of {fragments}"
         )
-    one_of("pace", pace, PACES)
     if pace == "speed" and (fragments > 1 or overlap):
         raise ValueError(
             f"pace='speed' sends the whole model when a worker is through its steps, not {fragments} fragments with an "

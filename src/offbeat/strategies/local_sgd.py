@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from offbeat.method import Axes, Body, Codec, Facts, Grad, Paper, Replica, method, one_of, topology, whole
+from offbeat.method import Axes, Body, Codec, Facts, Grad, Paper, Replica, method, topology
 from offbeat.strategies.averaging import Averager
-from offbeat.strategies.by_speed import PACES, Pace, by_speed
+from offbeat.strategies.by_speed import Pace, by_speed, checked_pace
 from offbeat.strategies.desloc import MomentsToo, every
 
 PAPER = Paper(
@@ -61,8 +61,7 @@ def local_sgd(
 
     Example: ``ob.local_sgd(period=8, codec=ob.codec.qsgd(bits=8))``
     """
-    whole("period", period, 1)
-    one_of("pace", pace, PACES)
+    checked_pace(period, pace)
     K = every(moments)
 
     async def paced(me: Replica) -> None:
