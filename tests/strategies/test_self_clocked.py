@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import offbeat as ob
+from tests.support.formulas import AT_ONCE, HEAVY, Local, close, final
 
 STEPS, TASK = 24, ob.tasks.regression()
 INT8 = ob.codec.int8()
@@ -21,11 +22,41 @@ def run(strategy: ob.Strategy, workers: int, **how: Any) -> ob.Run:
     return ob.simulate(strategy, TASK, workers, STEPS, **{"network": FREE, "compute_s": 1.0, **how})
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 8])
-@pytest.mark.parametrize("period", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("workers", "period"), [*itertools.product((1, 2, 3, 8), (1, 4)), *((workers, 2) for workers in range(1, 34))]
+)
 def test_where_all_wait_for_all_it_is_local_sgd_with_that_period(workers: int, period: int) -> None:
-    mine = run(ob.self_clocked(period, None, "everyone", late=0, codec=None), workers)
-    torch.testing.assert_close(mine.final, run(ob.local_sgd(period), workers).final, rtol=1e-12, atol=1e-12)
+    strategy = ob.self_clocked(period, None, "everyone", late=0, codec=None)
+    ours, its = (final(s, workers, 5, HEAVY, network=AT_ONCE) for s in (strategy, ob.local_sgd(period)))
+    close(ours.weights, its.weights)
+    close(ours.final, its.final)
+
+
+def by_delayed_averages(tau: int, d: int, workers: int, steps: int) -> torch.Tensor:
+    """DaSGD, merge="correct", by hand: its mean is applied d steps later, up to the step in which the next begins."""
+    its, sent, due = Local(workers), None, 0
+    for k in range(1, steps + 1):
+        its.descend(k - 1)
+        if sent is not None and k == due:
+            its.w, sent = its.w + sent.mean(0) - sent, None
+        if k % tau == 0:
+            sent, due = its.w, k + d
+    return its.w
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("period", [1, 2, 4])
+def test_where_all_wait_for_all_one_round_late_it_is_dasgd_with_a_delay_of_a_whole_period(
+    workers: int, period: int
+) -> None:
+    strategy = ob.self_clocked(period, None, "everyone", late=1, codec=None, pause=0, squares=1)
+    for steps in (2 * period - 1, 2 * period, 2 * period + 1, 13):
+        ours = final(strategy, workers, steps, HEAVY, network=AT_ONCE).weights
+        close(ours, by_delayed_averages(period, period, workers, steps))
+    for d in range(1, period):
+        its = final(ob.dasgd(period, d, merge="correct"), workers, 13, HEAVY).weights
+        close(its, by_delayed_averages(period, d, workers, 13))
+        assert not torch.allclose(its, ours, atol=1e-3), "a shorter delay is something else"
 
 
 @pytest.mark.parametrize("workers", range(1, 34))
