@@ -17,6 +17,7 @@ import offbeat as ob
 from tests.support import forge
 from tests.support.forge import Job, hear, say
 from tests.support.nets import loss, net, sgd
+from tests.support.scenarios import over
 
 pytestmark = pytest.mark.live
 
@@ -177,25 +178,34 @@ def fine(rank: int) -> None:
     assert not torch.distributed.is_initialized()
 
 
-def _job(function: Callable[..., Any], size: int, *args: Any, rank_0_hosts: bool = False, whole: bool = True) -> Job:
-    """``whole``: the interpreters are taken down, too, which is most of the work; in tables every other row's are."""
-    return Job(function, size, args, timeout_s=120, whole_end=whole, rank_0_hosts=rank_0_hosts)
+def _job(way: str, function: Callable[..., Any], size: int, *args: Any, hosts: bool = False, whole: bool = True) -> Job:
+    """``whole``: the interpreters are taken down, too, which is most of the work; in tables every other row's are.
+    ``hosts``: rank 0 has the store."""
+    return Job(over, size, (way, function, *args), timeout_s=120, whole_end=whole, rank_0_hosts=hosts)
 
 
-RAISED = [("allreduce", "with"), ("dasgd", "with"), ("dpsgd", "with"), ("noloco", "with")]
-RAISED += [("allreduce", "plain"), ("local_sgd", "plain"), ("dasgd", "plain"), ("qsgd", "plain")]
-KILLED = [("allreduce", 1), ("local_sgd", 1), ("dasgd", 1), ("dpsgd", 1), ("allreduce", 0)]
+WAYS = ("shm", "gloo", "hosts")  # among methods in step nothing is pooled
+RAISED = [
+    ("allreduce", "with", "shm"),
+    ("dasgd", "with", "gloo"),
+    ("dpsgd", "with", "hosts"),
+    ("noloco", "with", "shm"),
+]
+RAISED += [("allreduce", "plain", "gloo"), ("local_sgd", "plain", "hosts")]
+RAISED += [("dasgd", "plain", "shm"), ("qsgd", "plain", "gloo")]
+KILLED = [("allreduce", 1, "hosts"), ("local_sgd", 1, "shm"), ("dasgd", 1, "hosts"), ("dpsgd", 1, "gloo")]
+KILLED += [("allreduce", 0, "gloo"), ("dpsgd", 0, "shm"), ("noloco", 0, "hosts")]
+INTERRUPTED = [("allreduce", "shm"), ("local_sgd", "shm"), ("dasgd", "gloo")]
 PLAN: dict[Any, Job] = {
-    **{key: _job(failing, SIZE, *key, whole=k % 2 == 0) for k, key in enumerate(RAISED)},
-    **{key: _job(failing, SIZE, key[0], "killed", key[1], whole=k % 2 == 0) for k, key in enumerate(KILLED)},
-    "hosting": _job(failing, SIZE, "local_sgd", "killed", 0, rank_0_hosts=True),
-    "end": _job(failing_at_the_end, SIZE),
-    "patient": _job(patient, 3),
-    "busy": _job(killed_beside_a_busy_one, 3),
-    "cut off": _job(cut_off, 2),
-    "interrupted allreduce": _job(interrupted, 2, "allreduce"),
-    "interrupted local_sgd": _job(interrupted, 2, "local_sgd"),
-    **{f"fine {k}": _job(fine, 3, rank_0_hosts=k % 2 == 0) for k in range(4)},
+    **{key: _job(key[2], failing, SIZE, *key[:2], whole=k % 2 == 0) for k, key in enumerate(RAISED)},
+    **{key: _job(key[2], failing, SIZE, key[0], "killed", key[1], whole=k % 2 == 0) for k, key in enumerate(KILLED)},
+    "hosting": _job("shm", failing, SIZE, "local_sgd", "killed", 0, hosts=True),
+    **{("end", way): _job(way, failing_at_the_end, SIZE, whole=way == "hosts") for way in WAYS},
+    **{("patient", way): _job(way, patient, 3, whole=way == "gloo") for way in WAYS},
+    **{("busy", way): _job(way, killed_beside_a_busy_one, 3, whole=way == "shm") for way in WAYS},
+    **{("cut off", way): _job(way, cut_off, 2, whole=way == "gloo") for way in ("shm", "gloo")},
+    **{("interrupted", *key): _job(key[1], interrupted, 2, key[0]) for key in INTERRUPTED},
+    **{("fine", way, k): _job(way, fine, 3, hosts=k == 0) for k in range(2) for way in WAYS},
 }
 
 Ended = dict[Any, list[forge.Outcome]]
@@ -211,9 +221,11 @@ def seconds_after(outcomes: list[forge.Outcome], who: int) -> float:
     return max(outcome.ended_s for outcome in outcomes) - outcomes[who].ended_s
 
 
-@pytest.mark.parametrize(("name", "how"), RAISED)
-def test_the_others_end_with_the_rank_and_the_words_of_the_one_that_raised(ended: Ended, name: str, how: str) -> None:
-    outcomes = ended[name, how]
+@pytest.mark.parametrize("case", RAISED, ids="-".join)
+def test_the_others_end_with_the_rank_and_the_words_of_the_one_that_raised(
+    ended: Ended, case: tuple[str, str, str]
+) -> None:
+    outcomes = ended[case]
     assert "ValueError: the disk is full" in outcomes[1].error
     assert [outcome.exit_code for outcome in outcomes] == [1] * SIZE
     for outcome in outcomes[:1] + outcomes[2:]:
@@ -221,9 +233,9 @@ def test_the_others_end_with_the_rank_and_the_words_of_the_one_that_raised(ended
     assert seconds_after(outcomes, 1) < 60
 
 
-@pytest.mark.parametrize(("name", "who"), KILLED)
-def test_the_others_end_and_name_the_rank_that_was_killed(ended: Ended, name: str, who: int) -> None:
-    outcomes = ended[name, who]
+@pytest.mark.parametrize(("name", "who", "way"), KILLED)
+def test_the_others_end_and_name_the_rank_that_was_killed(ended: Ended, name: str, who: int, way: str) -> None:
+    outcomes = ended[name, who, way]
     assert outcomes[who].exit_code == -signal.SIGKILL
     for rank, outcome in enumerate(outcomes):
         if rank != who:
@@ -232,14 +244,17 @@ def test_the_others_end_and_name_the_rank_that_was_killed(ended: Ended, name: st
     assert seconds_after(outcomes, who) < 60
 
 
-def test_a_rank_that_is_only_busy_is_not_taken_for_the_one_that_was_killed(ended: Ended) -> None:
-    for outcome in (ended["busy"][0], ended["busy"][2]):
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rank_that_is_only_busy_is_not_taken_for_the_one_that_was_killed(ended: Ended, way: str) -> None:
+    first, _, busy = ended["busy", way]
+    for outcome in (first, busy):
         assert outcome.exit_code == 1, outcome.stderr
         assert outcome.error.endswith("rank 1 gives no sign of life: the process has ended")
 
 
-def test_of_a_rank_that_is_cut_off_it_is_not_said_that_it_has_ended(ended: Ended) -> None:
-    waiting, cut = ended["cut off"]
+@pytest.mark.parametrize("way", ["shm", "gloo"])
+def test_of_a_rank_that_is_cut_off_it_is_not_said_that_it_has_ended(ended: Ended, way: str) -> None:
+    waiting, cut = ended["cut off", way]
     assert cut.exit_code == 0, cut.stderr
     assert waiting.error.endswith("rank 1 gives no sign of life: its connection has closed")
 
@@ -252,27 +267,31 @@ def test_the_others_end_when_the_rank_that_hosts_the_store_is_killed(ended: Ende
     assert seconds_after(outcomes, 0) < 60
 
 
-def test_a_rank_that_waits_in_finish_hears_of_a_failure(ended: Ended) -> None:
-    for outcome in ended["end"][:1] + ended["end"][2:]:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rank_that_waits_in_finish_hears_of_a_failure(ended: Ended, way: str) -> None:
+    outcomes = ended["end", way]
+    for outcome in outcomes[:1] + outcomes[2:]:
         assert outcome.exit_code == 1
         assert "PeerFailed: rank 1 failed: ValueError: the disk is full" in outcome.error
-    assert seconds_after(ended["end"], 1) < 60
+    assert seconds_after(outcomes, 1) < 60
 
 
-def test_patience_ends_a_wait_for_a_rank_that_does_not_come(ended: Ended) -> None:
-    outcomes = ended["patient"]
+@pytest.mark.parametrize("way", WAYS)
+def test_patience_ends_a_wait_for_a_rank_that_does_not_come(ended: Ended, way: str) -> None:
+    outcomes = ended["patient", way]
     assert all("waited 5 s for the gradients of step 2" in outcomes[rank].error for rank in (0, 2))
     assert all(outcome.exit_code == 1 and not outcome.hung for outcome in outcomes)
 
 
-@pytest.mark.parametrize("name", ["allreduce", "local_sgd"])
-def test_an_interrupt_ends_a_wait_at_once(ended: Ended, name: str) -> None:
-    waiting = ended[f"interrupted {name}"][0]
+@pytest.mark.parametrize(("name", "way"), INTERRUPTED)
+def test_an_interrupt_ends_a_wait_at_once(ended: Ended, name: str, way: str) -> None:
+    waiting = ended["interrupted", name, way][0]
     assert waiting.returned, waiting.stderr
     assert waiting.value < 10
 
 
-@pytest.mark.parametrize("k", range(4))
-def test_a_run_that_ends_well_ends_all_processes(ended: Ended, k: int) -> None:
-    outcomes = ended[f"fine {k}"]
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("k", range(2))
+def test_a_run_that_ends_well_ends_all_processes(ended: Ended, k: int, way: str) -> None:
+    outcomes = ended["fine", way, k]
     assert [(o.exit_code, o.hung, o.stderr) for o in outcomes] == [(0, False, "")] * 3

@@ -10,29 +10,28 @@ import pytest
 from tests.support import forge
 from tests.support.counted import CASES, failing_early
 from tests.support.forge import Job, Outcome
+from tests.support.scenarios import CARRIERS, over
 
 pytestmark = pytest.mark.live
 
+SIZE = 4
+# Every method over every carrier. The ends and the ranks take turns: both ends and every rank over each.
 FAILS = [
-    ("first", "raised", 1),
-    ("first", "raised", 0),
-    ("first", "killed", 0),
-    ("wagma", "raised", 0),
-    ("wagma, correct", "killed", 2),
-    ("ad_psgd", "raised", 1),
-    ("ad_psgd", "killed", 0),
+    (name, ("raised", "killed")[(m + w) % 2], (m + w // 2) % SIZE, way)
+    for m, name in enumerate(("first", "wagma", "wagma, correct", "self-clocked", "ad_psgd"))
+    for w, way in enumerate(CARRIERS)
 ]
 
 
 @pytest.fixture(scope="module")
 def ended() -> dict[Any, list[Outcome]]:
-    plan = {(name, how, who): Job(failing_early, 4, (CASES[name], how, who)) for name, how, who in FAILS}
-    return dict(zip(plan, forge.run(list(plan.values()), at_once=2), strict=True))
+    jobs = [Job(over, SIZE, (way, failing_early, CASES[name], how, who)) for name, how, who, way in FAILS]
+    return dict(zip(FAILS, forge.run(jobs, at_once=2), strict=True))
 
 
-@pytest.mark.parametrize(("name", "how", "who"), FAILS)
-def test_the_others_end_within_seconds_and_say_who_failed(ended: Any, name: str, how: str, who: int) -> None:
-    outcomes = ended[name, how, who]
+@pytest.mark.parametrize(("name", "how", "who", "way"), FAILS)
+def test_the_others_end_within_seconds_and_say_who_failed(ended: Any, name: str, how: str, who: int, way: str) -> None:
+    outcomes = ended[name, how, who, way]
     reason = f"rank {who} failed: ValueError: the disk is full" if how == "raised" else f"rank {who} gives no sign of"
     assert outcomes[who].exit_code == (1 if how == "raised" else -signal.SIGKILL)
     for rank, outcome in enumerate(outcomes):
@@ -43,7 +42,7 @@ def test_the_others_end_within_seconds_and_say_who_failed(ended: Any, name: str,
 
 
 def test_the_others_end_when_the_rank_with_the_hub_and_the_store_is_killed() -> None:
-    (outcomes,) = forge.run([Job(failing_early, 4, (CASES["first"], "killed", 0), rank_0_hosts=True)])
+    (outcomes,) = forge.run([Job(failing_early, SIZE, (CASES["first"], "killed", 0), rank_0_hosts=True)])
     for outcome in outcomes[1:]:
         assert (outcome.exit_code, outcome.hung) == (1, False), outcome.stderr
         assert "PeerFailed" in outcome.error
