@@ -72,6 +72,7 @@ class Transport:
 
     def shelves(self, name: str, ranks: tuple[int, ...], like: Vec, parameters: int) -> Shelves | None:
         """For these ranks, who all ask for them now; None where that is not to be had, or not wanted."""
+        name = self._board.numbered(name, ranks)
         return self._shared(
             name,
             ranks,
@@ -87,7 +88,7 @@ class Transport:
         device = tensors[0].device
         key = ranks, device.type
         if key not in self._commons:
-            name = f"commons/{device.type}/" + "-".join(map(str, ranks))
+            name = self._board.numbered(f"commons/{device.type}", ranks)
             self._commons[key] = self._shared(
                 name, ranks, tensors, lambda: Commons(name, ranks, device, self._board, self.waiter, self._hands)
             )
@@ -118,7 +119,7 @@ class Transport:
             return None
         key = ranks, device.type
         if key not in self._across:
-            name = f"across/{device.type}/" + "-".join(map(str, ranks))
+            name = self._board.numbered(f"across/{device.type}", ranks)
             self._across[key] = across(
                 name, ranks, homes, device, self._board, self.waiter, self.porter.waiter, self._hands
             )
@@ -253,7 +254,7 @@ class Transport:
         """The group of these ranks, made by all of them when it is first asked for."""
         if ranks not in self._groups:
             self.carriers.add("gloo")
-            self._groups[ranks] = Group("-".join(map(str, ranks)), ranks, self._board, self.waiter)
+            self._groups[ranks] = Group("mixes", ranks, self._board, self.waiter)
         return self._groups[ranks]
 
     # Beside the strategy: start, average, ending. A group of their own, so that they pass what is in flight.
@@ -273,7 +274,7 @@ class Transport:
         return staged
 
     def park(self) -> None:
-        """Leave the groups as they are; see ``Group.park``."""
+        """Leave without waiting for anybody; for the groups see ``Group.park``."""
         self.porter.close(give_up=True)
         self._let_go(together=False)
         for group in self._all_groups():

@@ -77,8 +77,8 @@ class InMemory:
 
     carrier = "shm"
 
-    def __init__(self, visitor: int, visited: int, like: Vec, board: Board, waiter: Waiter) -> None:
-        ranks, name = (visitor, visited), f"visit-{visitor}-{visited}"
+    def __init__(self, name: str, visitor: int, visited: int, like: Vec, board: Board, waiter: Waiter) -> None:
+        ranks = visitor, visited
         kinds = [(p.dtype, p.numel()) for p in like.parts]
         nbytes = WORDS_BYTES + max(vector_bytes(kinds), 1)
         self._memory = shared_memory(name, ranks, torch.device("cpu"), WORDS_BYTES, nbytes, 1, board, waiter)

@@ -62,12 +62,11 @@ class BlockSums:
         if len(ranks) < 2:
             return None
         if ranks not in self._ways:
-            name, leaders = "block-" + "-".join(map(str, ranks)), tuple(self._nodes.leader(r) for r in ranks)
-            composed = None
+            leaders, composed = tuple(self._nodes.leader(r) for r in ranks), None
             if self._composes:
-                on_host = torch.device("cpu")
+                on_host, name = torch.device("cpu"), self._board.numbered("blocks", leaders)
                 composed = across(name, leaders, self._homes, on_host, self._board, self._waiter, self._waiter)
-            self._ways[ranks] = composed or Group(name, leaders, self._board, self._waiter)
+            self._ways[ranks] = composed or Group("blocks", leaders, self._board, self._waiter)
         return self._ways[ranks]
 
     def total(self, given: RoundBuffer, ranks: tuple[int, ...], version: int) -> None:

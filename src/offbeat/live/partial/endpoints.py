@@ -276,7 +276,7 @@ class Endpoints:
             group.close()
 
     def abandon(self) -> None:
-        """Leave without waiting for anybody; the groups are never destroyed (see ``Group.park``)."""
+        """Leave without waiting for anybody; for the groups see ``Group.park``."""
         for end in self._ends:
             if end is not None:
                 end.abandon()

@@ -124,8 +124,8 @@ class SharedWeights:
         board, pair = self._board, (min(visitor, visited), max(visitor, visited))
         found = None
         if len(set(homes)) > 1 and homes[visitor] == homes[visited] and hosts.wanted() in (None, "shm"):
-            name = f"visits/{visitor}-{visited}"
-            found = shared(name, pair, lambda: InMemory(visitor, visited, like, board, waiter), board, waiter)
+            name = board.numbered(f"visits/{visitor}-{visited}", pair)
+            found = shared(name, pair, lambda: InMemory(name, visitor, visited, like, board, waiter), board, waiter)
         return found or ByMessage(visitor, visited, board, waiter)
 
     def finish(self, visit: Ticket[None]) -> None:

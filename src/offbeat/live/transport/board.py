@@ -43,6 +43,7 @@ class Board:
         self.someone_is_done = False
         self._alone: dict[str, str] = {}  # the facts of a single worker
         self._reached = -1
+        self._made: dict[str, int] = {}
         self._hub: Hub | None = None
         self._link: Lifeline | None = None
 
@@ -155,6 +156,15 @@ class Board:
         self._post(f"meeting/{name}/{self.rank}", "1")
         keys = [f"meeting/{name}/{r}" for r in ranks]
         return lambda: all(key in self._facts for key in keys)
+
+    def numbered(self, name: str, ranks: tuple[int, ...]) -> str:
+        """A name for what these ranks are about to make under this one: another each time, since facts stay.
+
+        All of ``ranks`` ask for it equally often. So what was given up can be made anew, by the same ones or by others.
+        """
+        name = f"{name}/of {'-'.join(map(str, ranks))}"
+        self._made[name] = self._made.get(name, 0) + 1
+        return f"{name}/{self._made[name]}"
 
     def publish(self, name: str, text: str) -> None:
         """A fact under a name of its own."""

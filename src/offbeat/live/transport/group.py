@@ -8,7 +8,9 @@ for a collective may be cut into slices.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import threading
 import time
 import weakref
 from datetime import timedelta
@@ -31,6 +33,8 @@ class Group:
     """The collectives among ``ranks``. Every member makes them in the same order."""
 
     def __init__(self, name: str, ranks: tuple[int, ...], board: Board, waiter: Waiter) -> None:
+        _look_at_the_parked()
+        name = board.numbered(name, ranks)
         # Gloo's own meeting is deaf to signals and to failures, so nobody enters it before all are there.
         waiter.until(board.meeting(name, ranks), f"ranks {', '.join(map(str, ranks))} to make a group")
         board.check()  # one that came, and left again since somebody had failed, will not be met
@@ -98,13 +102,32 @@ class Group:
         return True
 
     def park(self) -> None:
-        """Never give the group back: destroying one with an operation pending blocks until its timeout.
+        """Leave the group, whatever the others do. One without an operation under way is given back now.
 
-        The process is about to end; the operating system closes the sockets, which releases the peers. Its tensors are
-        kept too: a Gloo thread that lets go of the last reference would ask for an interpreter that is gone. Those of
-        operations that have just ended are not.
+        Destroying one with an operation pending blocks until its timeout. That operation fails when the other members
+        have left, too: so such a group waits, and is given back when another one is made or left after that. Where the
+        process ends before, it is never destroyed, and the operating system closes the sockets.
         """
-        self._have_arrived(PARKING_S)
-        for kept in (self._gloo, *(ref() for ref in self._travelling)):
+        _look_at_the_parked()
+        if not self._have_arrived(PARKING_S):
+            with _looking:
+                _parked.append((self._gloo, self._travelling))
+        self._gloo = None
+
+
+_parked: list[tuple[Any, list[weakref.ref[Tensor]]]] = []  # groups with operations under way, and their tensors
+_looking = threading.Lock()  # one thread may leave a run while another begins one: a group is given back once
+
+
+def _look_at_the_parked() -> None:
+    with _looking:
+        _parked[:] = [(gloo, refs) for gloo, refs in _parked if any(ref() is not None for ref in refs)]
+
+
+@atexit.register
+def _keep_the_parked() -> None:
+    """For ever: a Gloo thread that lets go of the last reference would ask for an interpreter that is gone."""
+    for gloo, refs in _parked:
+        for kept in (gloo, *(ref() for ref in refs)):
             if kept is not None:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
