@@ -53,7 +53,8 @@ PAPER = Paper(
         'everyone, wait="everyone", late=0, codec=None, period H: equals local_sgd(H)',
         "the same with late=1, pause=0, and no exchange longer than the period: DaSGD that keeps the mean "
         '(merge="correct"), with a delay of H, as long as its period',
-        "outer_momentum=0: the sum of all weights and of what coding lost changes only by the workers' own steps",
+        "outer_momentum=0: the sum of all weights and of what coding lost changes only by the workers' own steps; what "
+        "was lost last is unpaid at the end: of int8 a level at most, 1/127 of the longest way from the beginning",
         "no exchange takes longer than the period: outer_momentum changes nothing",
         "nobody waits, unless a bound makes it",
     ),
