@@ -22,6 +22,7 @@ from offbeat.method import (
     whole,
 )
 from offbeat.strategies.averaging import Averager
+from offbeat.strategies.common import coded
 from offbeat.strategies.desloc import MomentsToo, every
 
 PAPER = Paper(
@@ -76,6 +77,7 @@ def adaptive(
     Example: ``ob.adaptive(period=4, sampling="1000 steps")``
     """
     whole("period", period, 1)
+    coded(codec)
     whole("cap", cap, 1)
     measured_steps(sampling, period, None)
     between("low", low, 0, float("inf"))

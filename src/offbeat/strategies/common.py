@@ -1,4 +1,4 @@
-"""Settings that every method with partial rounds shares."""
+"""Settings that several methods share, and what they must be."""
 
 from __future__ import annotations
 
@@ -32,14 +32,35 @@ def own_gradient(me: Replica, per_node: int) -> Grad | GradMix:
     return Grad() if per_node == 1 else GradMix(topology.nodes(me.size, per_node)(0))
 
 
+def whole_or(name: str, value: object, least: int, *others: str | None) -> None:
+    """Refuse a setting that is neither a whole number from ``least`` up nor one of the others."""
+    if value not in others:
+        try:
+            whole(name, value, least)
+        except ValueError as error:
+            raise ValueError(f"{error}{''.join(f', or {other!r}' for other in others)}") from None
+
+
 def optional(name: str, value: int | None) -> int | None:
     """A setting that is a whole number from 1 up, or None."""
-    return None if value is None else whole(name, value, 1)
+    whole_or(name, value, 1, None)
+    return value
 
 
-def sends_all(Q: Codec | None) -> None:
+def coded(Q: object, *words: str) -> None:
+    """Refuse what is neither a codec, nor None, nor one of the words: a codec's name is none yet."""
+    if Q is None or Q in words or isinstance(Q, Codec):
+        return
+    others = "".join(f", {word!r}" for word in words)
+    raise ValueError(
+        f"codec is {Q!r}, but must be a codec, such as ob.codec.int8(){others} or None; ob.codec.parse reads a name"
+    )
+
+
+def sends_all(Q: object, *words: str) -> None:
     """Refuse a codec that leaves numbers out, where a method has no way to send them later."""
-    if Q is not None and codec.leaves_out(Q):
+    coded(Q, *words)
+    if isinstance(Q, Codec) and codec.leaves_out(Q):
         raise ValueError(
             f"nothing sends later what {Q.name} leaves out; use bf16, fp16, int8 or qsgd8 here, or {LATER}"
         )

@@ -19,6 +19,7 @@ from offbeat.method import (
     whole,
 )
 from offbeat.strategies.averaging import Underway
+from offbeat.strategies.common import coded
 from offbeat.strategies.desloc import MomentsToo, every
 
 PAPER = Paper(
@@ -73,6 +74,7 @@ def dasgd(
     Example: ``ob.dasgd(period=8, delay=2, merge="correct")``
     """
     whole("period", period, 1)
+    coded(codec)
     whole("delay", delay, 0)
     between("xi", xi, 0, 1)
     if delay >= period:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from offbeat.method import Axes, Body, Codec, Facts, Grad, Paper, Replica, between, method, topology, whole
 from offbeat.strategies.averaging import Underway
 from offbeat.strategies.by_speed import Pace, by_speed, checked_pace
+from offbeat.strategies.common import coded
 from offbeat.strategies.desloc import MomentsToo, every
 
 PAPER = Paper(
@@ -74,6 +75,7 @@ def diloco(
     Example: ``ob.diloco(period=100, fragments=4, overlap=5, merge=0.5, codec=ob.codec.qsgd(4))``
     """
     checked_pace(period, pace)
+    coded(codec)
     whole("fragments", fragments, 1)
     whole("overlap", overlap, 0)
     eta = between("outer_lr", outer_lr, 0, float("inf"))

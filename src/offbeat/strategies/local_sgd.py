@@ -5,6 +5,7 @@ from __future__ import annotations
 from offbeat.method import Axes, Body, Codec, Facts, Grad, Paper, Replica, method, topology
 from offbeat.strategies.averaging import Averager
 from offbeat.strategies.by_speed import Pace, by_speed, checked_pace
+from offbeat.strategies.common import coded
 from offbeat.strategies.desloc import MomentsToo, every
 
 PAPER = Paper(
@@ -62,6 +63,7 @@ def local_sgd(
     Example: ``ob.local_sgd(period=8, codec=ob.codec.qsgd(bits=8))``
     """
     checked_pace(period, pace)
+    coded(codec)
     K = every(moments)
 
     async def paced(me: Replica) -> None:

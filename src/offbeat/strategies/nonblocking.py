@@ -36,7 +36,7 @@ from offbeat.method import (
 )
 from offbeat.method import micro as cutting
 from offbeat.strategies.averaging import Gossip, Underway, named
-from offbeat.strategies.common import sends_all
+from offbeat.strategies.common import sends_all, whole_or
 
 PAPER = Paper(
     name="nonblocking",
@@ -110,8 +110,7 @@ def nonblocking(
 
     Example: ``ob.nonblocking(micro="auto", over="ring", stop="2 workers")``
     """
-    if micro != "auto":
-        whole("micro", micro, 1)
+    whole_or("micro", micro, 1, "auto")
     one_of("weighting", weighting, ("samples", "workers"))
     whole("at_least", at_least, 0)
     sends_all(codec)

@@ -21,7 +21,7 @@ from offbeat.method import (
     waiting,
     whole,
 )
-from offbeat.strategies.common import optional, own_gradient, sends_all
+from offbeat.strategies.common import own_gradient, sends_all, whole_or
 
 PAPER = Paper(
     name="ringmaster",
@@ -74,8 +74,7 @@ def ringmaster(
 
     Example: ``ob.ringmaster(threshold=4)``
     """
-    if threshold != "workers":
-        optional("threshold", threshold)
+    whole_or("threshold", threshold, 1, "workers", None)
     whole("per_node", per_node, 1)
     sends_all(codec)
 

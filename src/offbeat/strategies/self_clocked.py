@@ -31,7 +31,7 @@ from offbeat.method import (
     topology,
     whole,
 )
-from offbeat.strategies.common import optional, own_gradient, quorum, sends_all
+from offbeat.strategies.common import own_gradient, quorum, sends_all, whole_or
 
 PAPER = Paper(
     name="self_clocked",
@@ -128,24 +128,20 @@ def self_clocked(
 
     Example: ``ob.self_clocked(group=4)``
     """
-    if period != "spread":
-        whole("period", period, 1)
-    if group != "auto":
-        optional("group", group)
+    whole_or("period", period, 1, "spread")
+    whole_or("group", group, 1, None, "auto")
     whole("per_node", per_node, 1)
     asked = None if wait == "auto" else quorum(wait)
-    if squares != "auto":
-        whole("squares", squares, 1)
-    between("outer_momentum", outer_momentum, 0, 1)
-    if codec != "auto":
-        sends_all(codec)
+    whole_or("squares", squares, 1, "auto")
+    if between("outer_momentum", outer_momentum, 0, 1) == 1:
+        raise ValueError(f"an outer_momentum of {outer_momentum!r} never fades; use 0 or more, and less than 1")
+    sends_all(codec, "auto")
     if late not in (0, 1):
         raise ValueError(f"late is {late!r}, but a result can be 0 or 1 rounds late")
     one_of("meet", meet, ("arrived", "all"))
-    if pause != "auto" and not pause >= 0:
-        raise ValueError(f"a pause of {pause!r} means nothing; use 0 or more")
-    if draw != "auto":
-        whole("draw", draw, 0)
+    if pause != "auto" and (isinstance(pause, bool) or not (isinstance(pause, int | float) and 0 <= pause < math.inf)):
+        raise ValueError(f"a pause of {pause!r} means nothing; use a number, 0 or more, or 'auto'")
+    whole_or("draw", draw, 0, "auto")
     if draw not in (0, "auto") and (meet != "arrived" or group not in (2, "auto")):
         raise ValueError(
             f"draw={draw} makes pairs of one that has arrived and one that computes, but here group={group!r} and "
@@ -153,10 +149,12 @@ def self_clocked(
         )
     if staleness is not None:
         whole("staleness", staleness, 1 + late)
-    if meet == "arrived" and group is not None and (staleness is not None or checked_window(grace)):
+    about_absent = [f"staleness={staleness}"] if staleness is not None else []
+    about_absent += [f"grace={grace!r}"] if checked_window(grace) else []
+    if meet == "arrived" and group is not None and about_absent:
         raise ValueError(
-            f"staleness={staleness} and grace={grace!r} are about those who are absent, whom groups of those who have "
-            f'arrived do without; say meet="all"'
+            f"{' and '.join(about_absent)} {'is' if len(about_absent) == 1 else 'are'} about those who are absent, "
+            f'whom groups of those who have arrived do without; say meet="all", or group=None'
         )
 
     async def body(me: Replica) -> None:

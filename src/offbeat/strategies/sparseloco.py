@@ -18,6 +18,7 @@ from offbeat.method import (
     topology,
     whole,
 )
+from offbeat.strategies.common import coded
 from offbeat.strategies.desloc import MomentsToo, every
 
 PAPER = Paper(
@@ -77,6 +78,7 @@ def sparseloco(
     Example: ``ob.sparseloco(period=30, codec=ob.codec.topk(128))``
     """
     whole("period", period, 1)
+    coded(codec)
     beta = between("decay", decay, 0, 1)
     alpha = between("outer_lr", outer_lr, 0, float("inf"))
     K = every(moments)

@@ -1,0 +1,80 @@
+"""Settings that cannot be used are refused at once, in a sentence that names the value and the way out."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable
+
+import pytest
+
+import offbeat as ob
+
+CODED = [name for name, card in ob.STRATEGIES.items() if "codec" in inspect.signature(card.make).parameters]
+
+
+@pytest.mark.parametrize("given", ["int8", "none", 8, ob.codec.int8, [ob.codec.int8()]], ids=str)
+@pytest.mark.parametrize("name", CODED)
+def test_what_is_no_codec_is_refused_by_every_method_that_takes_one(name: str, given: object) -> None:
+    with pytest.raises(ValueError, match=rf"^{name}: codec is .*, but must be a codec, such as ob\.codec\.int8\(\)"):
+        ob.strategy(name, codec=given)
+
+
+@pytest.mark.parametrize("name", CODED)
+def test_every_method_that_takes_a_codec_takes_one_and_none(name: str) -> None:
+    for codec in (None, ob.codec.int8(), ob.codec.parse("qsgd4")):
+        assert ob.strategy(name, codec=codec).settings["codec"] == codec
+
+
+def test_the_methods_with_a_codec_are_those_that_are_known_to_have_one() -> None:
+    assert {"self_clocked", "local_sgd", "sparseloco", "eager", "sgp", "dasgd", "adaptive", "diloco"} <= set(CODED)
+
+
+A_PAUSE = "means nothing; use a number, 0 or more, or 'auto'"
+OF_ABSENT = (
+    'about those who are absent, whom groups of those who have arrived do without; say meet="all", or group=None'
+)
+BAD: dict[str, Callable[[], object]] = {
+    f"a pause of 'x' {A_PAUSE}": lambda: ob.self_clocked(pause="x"),  # type: ignore[arg-type]
+    f"a pause of None {A_PAUSE}": lambda: ob.self_clocked(pause=None),  # type: ignore[arg-type]
+    f"a pause of inf {A_PAUSE}": lambda: ob.self_clocked(pause=math.inf),
+    f"a pause of nan {A_PAUSE}": lambda: ob.self_clocked(pause=math.nan),
+    f"a pause of -1.0 {A_PAUSE}": lambda: ob.self_clocked(pause=-1.0),
+    "an outer_momentum of 1.0 never fades; use 0 or more, and less than 1": lambda: ob.self_clocked(outer_momentum=1.0),
+    "period is 'spraed', but must be a whole number of at least 1, or 'spread'": lambda: ob.self_clocked(
+        period="spraed"  # type: ignore[arg-type]
+    ),
+    "group is 'all', but must be a whole number of at least 1, or None, or 'auto'": lambda: ob.self_clocked(
+        group="all"  # type: ignore[arg-type]
+    ),
+    "draw is 'x', but must be a whole number of at least 0, or 'auto'": lambda: ob.self_clocked(
+        draw="x"  # type: ignore[arg-type]
+    ),
+    "squares is 0, but must be a whole number of at least 1, or 'auto'": lambda: ob.self_clocked(squares=0),
+    "codec is 'atuo', but must be a codec, such as ob.codec.int8(), 'auto' or None": lambda: ob.self_clocked(
+        codec="atuo"  # type: ignore[arg-type]
+    ),
+    f"self_clocked: staleness=5 is {OF_ABSENT}": lambda: ob.self_clocked(staleness=5),
+    f"self_clocked: grace='auto' is {OF_ABSENT}": lambda: ob.self_clocked(grace="auto"),
+    f"self_clocked: staleness=5 and grace=0.1 are {OF_ABSENT}": lambda: ob.self_clocked(staleness=5, grace=0.1),
+    "group is 'all', but must be a whole number of at least 1, or None": lambda: ob.wagma(
+        group="all"  # type: ignore[arg-type]
+    ),
+    "threshold is 'x', but must be a whole number of at least 1, or 'workers', or None": lambda: ob.ringmaster(
+        threshold="x"  # type: ignore[arg-type]
+    ),
+    "micro is 0, but must be a whole number of at least 1, or 'auto'": lambda: ob.nonblocking(micro=0),
+}
+
+
+@pytest.mark.parametrize("sentence", BAD)
+def test_a_setting_that_cannot_be_used_is_answered_with_the_way_out(sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        BAD[sentence]()
+
+
+def test_the_ways_out_that_are_named_can_be_taken() -> None:
+    for settings in ({"meet": "all"}, {"group": None}):
+        assert ob.self_clocked(staleness=5, grace=0.1, **settings).settings["staleness"] == 5
+    assert ob.self_clocked("spread", pause=0, outer_momentum=0.99, codec="auto").settings["period"] == "spread"
