@@ -46,7 +46,7 @@ def test_one_worker_alone_is_plain_training_bit_for_bit_whatever_the_settings(na
     assert torch.equal(final(data.draw(a_method(name, 1))), final(ob.allreduce()))  # whose own law is below
 
 
-@pytest.mark.parametrize("name", ["eager", "ringmaster", "wagma"])
+@pytest.mark.parametrize("name", ["eager", "ringmaster", "self_clocked", "wagma"])
 @given(data=st.data(), size=st.integers(2, 4))
 @settings(max_examples=30)
 def test_one_node_alone_is_allreduce_bit_for_bit_whatever_the_settings(
@@ -117,6 +117,8 @@ LIVE = [
     ob.wagma(codec=ob.codec.qsgd(2, 3)), ob.wagma(late=1), ob.wagma(merge="correct", codec=ob.codec.bf16()),
     ob.local_sgd(2, codec=ob.codec.qsgd(2, 3)), ob.adaptive(2, codec=ob.codec.bf16()), ob.qsgd(2),
     ob.dasgd(2, 0, 0.0, codec=ob.codec.int8(5)), ob.dpsgd(codec=ob.codec.qsgd(2, 3)), ob.sgp(codec=ob.codec.bf16()),
+    ob.self_clocked(), ob.self_clocked(codec=ob.codec.qsgd(2, 3)), ob.self_clocked("spread", outer_momentum=0.4),
+    ob.self_clocked(2, None, "everyone", late=0, codec=ob.codec.int8(5)),
 ]  # fmt: skip
 
 
