@@ -10,6 +10,8 @@ from statistics import fmean, median
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch.optim import SGD
 
 from offbeat import delays
 
@@ -177,6 +179,16 @@ WRONG = [
     (lambda: delays.trace([]), "a trace has no seconds"),
     (lambda: delays.trace([[0.1], []]), "a trace has no seconds"),
     (lambda: delays.trace([[0.1], [-2.0]]), "a trace gave -2.0 for step 1, rank 0"),
+    (lambda: delays.trace([[0.1, None]]), "a trace gave None for step 0, rank 1; use a finite number"),  # type: ignore[list-item]
+    (lambda: delays.trace([[0.1, "soon"]]), "a trace gave 'soon' for step 0, rank 1"),  # type: ignore[list-item]
+    (lambda: delays.trace([1.0]), r"step 0 of a trace is 1.0; give a row with one number a rank: \[\[0.31, 0.29\]"),  # type: ignore[list-item]
+    (lambda: delays.trace(None), "a NoneType is no measurement; give a table of seconds, .* CSV file"),  # type: ignore[arg-type]
+    (
+        lambda: delays.trace(SGD(nn.Linear(1, 1).parameters())),
+        "a SGD is no measurement; .* an attached optimiser after its finish",
+    ),  # type: ignore[arg-type]
+    (lambda: delays.trace("."), "the trace . is a folder; name a CSV file, or let a command read it: --compute ."),
+    (lambda: delays.constant("1s"), "'1s' is no number of seconds; use one, such as 0.32, or delays.parse"),  # type: ignore[arg-type]
     (lambda: delays.bind("320ms", seed=0, workers=2, what="delays"), "delays is '320ms'; .*delays.parse"),  # type: ignore[arg-type]
 ]
 

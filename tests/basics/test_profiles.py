@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median, pstdev, quantiles
@@ -161,10 +162,17 @@ def test_a_wrong_name_is_answered_with_those_there_are() -> None:
     names = ", ".join(delays.PROFILES)
     with pytest.raises(ValueError, match=f"no profile is called 'bytedance'; did you mean .*there are {names}"):
         delays.profile("bytedance")
+    for number_or_list in (3, [3]):
+        with pytest.raises(
+            ValueError, match=rf"no profile is called {re.escape(str(number_or_list))}; there are {names}"
+        ):
+            delays.profile(number_or_list)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=rf"'tpu-mixt 1s' is not understood; did you mean 'tpu-mix'\?.*{names}"):
         delays.parse("tpu-mixt 1s")
     with pytest.raises(ValueError, match=r"-1 s is not a time"):
         delays.profile("tpu-mix", -1)
+    with pytest.raises(ValueError, match=r"'1s' is no number of seconds; .* such as 0\.32, or delays\.parse"):
+        delays.profile("tpu-mix", "1s")  # type: ignore[arg-type]
 
 
 def test_a_run_of_ones_own_is_repeated_as_it_was() -> None:

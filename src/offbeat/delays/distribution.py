@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeAlias
@@ -66,6 +67,10 @@ def words(seconds: float) -> str:
 
 
 def seconds_ok(seconds: float) -> None:
+    if not isinstance(seconds, numbers.Real):
+        raise ValueError(
+            f"{seconds!r} is no number of seconds; use one, such as 0.32, or delays.parse, which reads text"
+        )
     if not 0 <= seconds < math.inf:
         raise ValueError(f"{seconds} s is not a time to wait; use a finite number of seconds, 0 or more")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from offbeat.delays.distribution import Distribution, refuse
 
@@ -21,6 +21,7 @@ class Timeline(Protocol):
         """For each worker, the seconds of its own in each of its steps."""
 
 
+@runtime_checkable
 class TimedRun(Protocol):
     """A run that says how long its workers' steps took."""
 
@@ -28,6 +29,14 @@ class TimedRun(Protocol):
     def workers(self) -> int: ...
     @property
     def trace(self) -> Timeline: ...
+
+
+@runtime_checkable
+class TimedSteps(Protocol):
+    """An attached optimiser: after ``finish()`` it knows how long every worker's steps took."""
+
+    @property
+    def step_times_s(self) -> Sequence[Sequence[float]]: ...
 
 
 @dataclass(frozen=True)
@@ -58,26 +67,50 @@ class Table(Distribution):
         return f"a trace of {_many(steps, 'step')} of {_many(ranks, 'rank')}{missing}"
 
 
-def trace(measured: Sequence[Sequence[float]] | TimedRun | str | Path) -> Table:
+def trace(measured: Iterable[Iterable[float]] | TimedRun | TimedSteps | str | Path) -> Table:
     """Seconds as they were measured, wrapping round at both ends.
 
-    ``measured`` is a table, ``table[step][rank]``; or a run that kept its timeline, of which each worker's own time is
-    taken (late or computing, not waiting); or the name of a CSV file with the columns step, rank and seconds.
+    ``measured`` is a table, ``table[step][rank]``; or a run that kept its timeline, or an attached optimiser after its
+    ``finish()``, of which each worker's own time is taken (late or computing, not waiting); or the name of a CSV file
+    with the columns step, rank and seconds.
     """
     if isinstance(measured, (str, Path)):
         return _from_file(Path(measured))
-    if not isinstance(measured, Sequence):
-        return _from_run(measured)
-    return Table(tuple(tuple(float(seconds) for seconds in row) for row in measured))
+    if isinstance(measured, Iterable):
+        return Table(tuple(_rows(measured)))
+    if isinstance(measured, TimedRun):
+        own = measured.trace.busy_s(measured.workers)
+        return _from_steps(own, "run", "use one that kept its timeline: simulate(…, spans=True)")
+    if isinstance(measured, TimedSteps):
+        way_out = "all times are known after finish(), of runs of two steps or more"
+        return _from_steps(measured.step_times_s, "attached optimiser", way_out)
+    raise ValueError(
+        f"a {type(measured).__name__} is no measurement; give a table of seconds, table[step][rank], a run, an "
+        f"attached optimiser after its finish(), or the name of a CSV file"
+    )
 
 
-def _from_run(run: TimedRun) -> Table:
-    own = run.trace.busy_s(run.workers)
-    for rank, seconds in enumerate(own):
-        if not seconds:
+def _rows(table: Iterable[Iterable[float]]) -> Iterator[tuple[float, ...]]:
+    for step, row in enumerate(table):
+        try:
+            cells = tuple(row)
+        except TypeError:
             raise ValueError(
-                f"the run has no times of rank {rank}; use one that kept its timeline: simulate(…, spans=True)"
-            )
+                f"step {step} of a trace is {row!r}; give a row with one number a rank: [[0.31, 0.29], [0.30, 0.35]]"
+            ) from None
+        for rank, seconds in enumerate(cells):
+            try:
+                float(seconds)
+            except (TypeError, ValueError):
+                refuse("a trace", step, rank, seconds)
+        yield tuple(map(float, cells))
+
+
+def _from_steps(own: Sequence[Sequence[float]], whose: str, way_out: str) -> Table:
+    """Of each worker's own times, step by step."""
+    for rank, seconds in enumerate(own or [[]]):
+        if not seconds:
+            raise ValueError(f"the {whose} has no times of rank {rank}; {way_out}")
     return _filled([dict(enumerate(seconds)) for seconds in own])
 
 
@@ -93,6 +126,8 @@ def _filled(own: Sequence[Mapping[int, float]]) -> Table:
 
 
 def _from_file(file: Path) -> Table:
+    if file.is_dir():
+        raise ValueError(f"the trace {file} is a folder; name a CSV file, or let a command read it: --compute {file}")
     try:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -71,8 +71,8 @@ def profile(name: str, seconds: float | None = None) -> Profile:
 
 def known(name: str) -> Measurement:
     """What is known under this name; a ValueError lists the names that there are."""
-    if name not in PROFILES:
-        close = difflib.get_close_matches(name, PROFILES, n=1)
+    if not isinstance(name, str) or name not in PROFILES:
+        close = difflib.get_close_matches(str(name), PROFILES, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise ValueError(f"no profile is called {name!r}; {hint}there are {', '.join(PROFILES)}")
     return PROFILES[name]

@@ -69,6 +69,40 @@ def test_after_finish_every_worker_knows_how_self_clocked_talked_and_whom_it_did
     assert re.search(r"In step with each other they would have waited .* 100% of it for rank 1", str(first))
 
 
+def trained_then_traced(rank: int) -> ob.delays.Table:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=0.01), model, ob.local_sgd(2))
+    for _ in range(5):
+        time.sleep(LATE_S if rank == 1 else LATE_S / 10)
+        model(torch.ones(2, 4)).square().mean().backward()
+        optimizer.step()
+    with pytest.raises(ValueError, match=r"optimiser has no times of rank 0; all times are known after finish\(\)"):
+        ob.delays.trace(optimizer)
+    optimizer.finish()
+    return ob.delays.trace(optimizer)
+
+
+@pytest.mark.live
+def test_after_finish_the_steps_of_all_can_be_simulated_again() -> None:
+    (outcomes,) = forge.run([Job(trained_then_traced, 2)])
+    first, second = forge.values(outcomes)
+    assert first == second
+    assert str(first) == "a trace of 4 steps of 2 ranks"  # the first step holds what was done before the loop
+    assert all(row[1] > LATE_S for row in first.table)
+    run = ob.simulate(ob.allreduce(), None, workers=2, steps=4, compute_s=first)
+    assert run.seconds >= 4 * LATE_S
+
+
+def test_one_worker_alone_knows_its_times_at_once() -> None:
+    model = nn.Linear(2, 1)
+    with ob.attach(torch.optim.SGD(model.parameters(), lr=0.1), model, ob.allreduce()) as optimizer:
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        assert len(ob.delays.trace(optimizer).table) == 2
+
+
 @pytest.mark.live
 def test_a_log_hears_of_every_step() -> None:
     (outcomes,) = forge.run([Job(train_and_log, 2)])

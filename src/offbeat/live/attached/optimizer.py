@@ -156,6 +156,14 @@ class Attached(torch.optim.Optimizer):
         """The steps of this worker whose gradients were dropped (``ringmaster``, ``eager(stale="drop")``)."""
         return self._run.endpoints.lost
 
+    @property
+    def step_times_s(self) -> list[list[float]]:
+        """Of each worker, its own seconds (all but waiting) in each step after the first: known after ``finish()``.
+
+        ``ob.delays.trace(optimizer)`` makes a delay of them, for ``ob.simulate``. Of long runs it is the last steps.
+        """
+        return self._run.stats.everyones_s(self.size)
+
     def summary(self) -> Summary:
         """How the run goes: this worker's own numbers and, after ``finish()``, which workers were waited for."""
         return self._run.stats.summary(self)

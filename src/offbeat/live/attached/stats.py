@@ -114,6 +114,11 @@ class Stats:
         self._told_of_others: list[str] = []
         self._talking: list[Talking] = []
 
+    def everyones_s(self, workers: int) -> list[list[float]]:
+        """Of each worker, the seconds of its own in each step; empty until the others' are known."""
+        own = [self._busy_s] if workers == 1 else []
+        return self._everyone[0] if self._everyone is not None else own
+
     def stepped(self, optimizer: Watched) -> None:
         """A step is over."""
         now, waited_s = time.monotonic(), optimizer.wait_s
