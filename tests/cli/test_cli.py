@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import offbeat as ob
 from offbeat.cli import main
@@ -111,6 +112,22 @@ def test_compare_measures_the_first_strategy_against_the_others_under_the_same_d
         assert other["seconds"] < first["seconds"]
     usual = dict(ob.local_sgd().settings)
     assert [other["settings"] for other in others] == [usual | {"period": 2}, usual | {"period": 4, "codec": "qsgd8"}]
+
+
+def test_a_simulated_run_without_a_strategy_takes_the_one_that_attach_takes(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    assert run(f"simulate --set period=2 --codec bf16 --task none --workers 3 --steps 4 --json {file}") == 0
+    (seen,) = json.loads(file.read_text())["runs"]
+    assert (seen["strategy"], seen["settings"]["period"], seen["settings"]["codec"]) == ("self_clocked", 2, "bf16")
+    model = torch.nn.Linear(1, 1)
+    with ob.attach(torch.optim.SGD(model.parameters(), lr=0.1), model) as optimizer:
+        assert optimizer.strategy.name == seen["strategy"]
+
+
+@pytest.mark.parametrize("command", ["simulate", "train"])
+def test_help_names_the_strategy_of_those_who_name_none(command: str, capsys: Captured) -> None:
+    assert run(f"{command} --help") == 0
+    assert "[default: self_clocked]" in " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
 def test_compare_has_strategies_of_its_own_choice(tmp_path: Path) -> None:
@@ -219,8 +236,7 @@ WRONG = {
     "demo --workers 1": "--workers 1 is too few; use 2 or more",
     "demo --steps none": "--steps: 'none' is not a number such as",
     "report nowhere": "there is no folder nowhere",
-    "simulate": "there is nothing to run; name a strategy, such as local_sgd, or a run: --replay DIR",
-    "train": "missing argument 'STRATEGY'",
+    "cite": "missing argument 'NAME'",
     "simulate --replay nowhere": "nowhere holds no order of a run",
     "simulate eager --replay nowhere": "STRATEGY eager is for the record to say; with --replay, leave it out",
     "simulate --replay nowhere --workers 3": "--workers 3 is for the record to say; with --replay, leave it out",

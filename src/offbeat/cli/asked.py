@@ -16,6 +16,7 @@ from inspect import Parameter, signature
 from typing import Any, get_type_hints
 
 from offbeat.cli.options import (
+    DEFAULT,
     Algorithm,
     Bandwidth,
     CodecName,
@@ -88,8 +89,8 @@ class Tuning:
     codec: CodecName = None
     set_: Settings = None
 
-    def strategy(self, words: str) -> Strategy:
-        return read_strategy(words, self.set_ or (), self.codec)
+    def strategy(self, words: str | None) -> Strategy:
+        return read_strategy(DEFAULT if words is None else words, self.set_ or (), self.codec)
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,16 @@ from offbeat.tasks.task import Task
 
 T = TypeVar("T")
 
+DEFAULT = "self_clocked"  # that of ob.attach
 STEPS = 200
 LIVE_WORKERS, SIMULATED_WORKERS = 4, 8
 
 StrategyName = Annotated[
-    str, typer.Argument(metavar="STRATEGY", help="A name, or name:setting=value,… (local_sgd:period=4,codec=qsgd8).")
+    str | None,
+    typer.Argument(
+        metavar="STRATEGY",
+        help=f"A name, or name:setting=value,… (local_sgd:period=4,codec=qsgd8).  [default: {DEFAULT}]",
+    ),
 ]
 Workers = Annotated[str | None, typer.Option(metavar="N", help="How many workers take part.")]
 Steps = Annotated[str | None, typer.Option(metavar="N", help=f"Gradients each worker takes.  [default: {STEPS}]")]
@@ -91,10 +96,6 @@ SaveFolder = Annotated[
 ReplayFolder = Annotated[
     Path | None,
     typer.Option("--replay", metavar="DIR", help="Instead of a strategy: a run that train --save kept, once more."),
-]
-MaybeStrategyName = Annotated[
-    str | None,
-    typer.Argument(metavar="STRATEGY", help="A name, or name:setting=value,… (local_sgd:period=4,codec=qsgd8)."),
 ]
 TraceFile = Annotated[
     Path | None, typer.Option("--trace", metavar="FILE", help="Write the timeline for Perfetto or chrome://tracing.")

@@ -16,7 +16,7 @@ import typer
 
 from offbeat import delays, tasks
 from offbeat.cli.asked import Files, LiveOptions, SimulatedOptions, Tuning, grouped, members
-from offbeat.cli.options import MaybeStrategyName, ReplayFolder, SaveFolder, Scene, StrategyName, check_save
+from offbeat.cli.options import ReplayFolder, SaveFolder, Scene, StrategyName, check_save
 from offbeat.cli.output import Outputs, show, show_slow
 from offbeat.cli.progress import Meter, meters
 from offbeat.cli.settings import label, plain_settings, read_strategy
@@ -39,7 +39,7 @@ OneRun = Callable[[Strategy, Scene, bool, Meter], Run | LiveRun | None]
 @grouped
 def simulate(
     *,
-    strategy: MaybeStrategyName = None,
+    strategy: StrategyName = None,
     ask: SimulatedOptions,
     tuning: Tuning,
     replay: ReplayFolder = None,
@@ -48,7 +48,9 @@ def simulate(
     """Run a strategy in virtual time, with any number of workers (8, if you do not say).
 
     The gradients are real, the clock is not: 1,024 workers fit into this process. With `--task none` only time
-    is simulated, for a model of any size.
+    is simulated, for a model of any size. Without a strategy it is `self_clocked`, as in `ob.attach`.
+
+    `offbeat simulate --delay "1 rank 300ms"`
 
     `offbeat simulate local_sgd --workers 64 --delay "2 ranks 320ms"`
 
@@ -59,18 +61,19 @@ def simulate(
     files.check()
     if replay is not None:
         _again(replay, strategy, ask, files)
-    elif strategy is None:
-        raise ValueError("there is nothing to run; name a strategy, such as local_sgd, or a run: --replay DIR")
     else:
         _run_all([tuning.strategy(strategy)], ask.scene(), _simulated, files)
 
 
 @grouped
-def train(*, strategy: StrategyName, ask: LiveOptions, tuning: Tuning, save: SaveFolder = None, files: Files) -> None:
+def train(
+    *, strategy: StrategyName = None, ask: LiveOptions, tuning: Tuning, save: SaveFolder = None, files: Files
+) -> None:
     """Train with real processes: N of this machine (4, if you do not say), or as a member of a bigger job.
 
     The processes are started by torchrun's own machinery. Where torchrun, or anything that sets RANK and WORLD_SIZE,
-    has already started this command, it takes part in that job instead, and rank 0 shows the table.
+    has already started this command, it takes part in that job instead, and rank 0 shows the table. Without a
+    strategy it is `self_clocked`, as in `ob.attach`.
 
     `offbeat train local_sgd --workers 4 --delay "1 rank 100ms"`
 

@@ -20,6 +20,7 @@ from torch.nn.functional import mse_loss
 import offbeat as ob
 from offbeat.cli import main
 from offbeat.live.job.launch import launch
+from offbeat.report.folder import recorded
 
 pytestmark = pytest.mark.live
 
@@ -119,6 +120,24 @@ def test_compare_live_writes_one_run_for_each_strategy(tmp_path: Path, capsys: p
     shown = capsys.readouterr().out
     assert "qsgd bits=4" in shown
     assert "speed-up" in shown
+
+
+def test_train_without_a_strategy_takes_the_default_and_its_folder_can_be_simulated_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept, file = str(tmp_path / "kept"), tmp_path / "run.json"
+    words = ["--task", "regression", "--workers", "2", "--steps", "5", "--compute", "20ms", "--delay", "rank 1 100ms"]
+    assert main(["train", *words, "--report", kept, "--json", str(file)]) == 0
+    (live,) = json.loads(file.read_text())["runs"]
+    assert (live["strategy"], live["mode"], live["workers"]) == ("self_clocked", "live", 2)
+    capsys.readouterr()
+    words = ["--task", "none", "--workers", "2", "--steps", "5", "--bandwidth", "1000Gbps", "--latency", "0s"]
+    assert main(["simulate", "allreduce", *words, "--compute", kept, "--json", str(file)]) == 0
+    assert "computation: a trace of 5 steps of 2 ranks" in " ".join(capsys.readouterr().out.split())
+    (again,) = json.loads(file.read_text())["runs"]
+    assert again["seconds"] >= 5 * 0.12  # all wait for rank 1, whose own time holds its computation and its delay
+    own = recorded(Path(kept)).trace.busy_s(2)
+    assert again["seconds"] == pytest.approx(sum(map(max, zip(*own, strict=True))), rel=0.01)
 
 
 def test_under_torchrun_train_is_a_member_and_only_rank_0_speaks(tmp_path: Path) -> None:
