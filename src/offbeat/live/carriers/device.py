@@ -29,8 +29,11 @@ def _driver() -> Any:
 
 
 def call_driver(name: str, *args: Any) -> None:
-    """Call the driver; raises OSError with what it says."""
-    result = getattr(_driver(), name)(*args)
+    """Call the driver; raises OSError with what it says, or where it does not know the call."""
+    call = getattr(_driver(), name, None)
+    if call is None:
+        raise OSError(f"this driver has no {name}")
+    result = call(*args)
     if result:
         words = ctypes.c_char_p()
         _driver().cuGetErrorString(result, ctypes.byref(words))

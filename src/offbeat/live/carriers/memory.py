@@ -14,8 +14,8 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,17 @@ def nap(since_s: float) -> None:
     time.sleep(0 if elapsed < 0.0002 else min(0.001, elapsed / 20))
 
 
+def _file(nbytes: int) -> int:
+    """A file in memory, as a descriptor."""
+    own = os.memfd_create("offbeat", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(own, nbytes)
+    except BaseException:
+        os.close(own)
+        raise
+    return own
+
+
 class HostMemory:
     """One file of each of ``ranks``, of ``nbytes`` (of addresses), in all of their processes. Made by all together."""
 
@@ -56,12 +67,7 @@ class HostMemory:
 
     def __init__(self, name: str, ranks: tuple[int, ...], nbytes: int, board: Board, waiter: Waiter) -> None:
         self.me, self.size = ranks.index(board.rank), len(ranks)
-        own = os.memfd_create("offbeat", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(own, nbytes)
-            held = doors.exchange(name, ranks, own, board, waiter)
-        finally:
-            os.close(own)
+        held = doors.exchange(name, ranks, lambda: _file(nbytes), board, waiter)
         try:
             self._maps = [mmap.mmap(held[rank], nbytes) for rank in ranks]
         finally:
@@ -100,6 +106,16 @@ class HostMemory:
         self._maps = []
 
 
+@contextmanager
+def _in_words() -> Iterator[None]:
+    """Whatever torch or the driver raise where a GPU's memory is made or opened: it is memory that cannot be had."""
+    try:
+        yield
+    except Exception as error:
+        words = next(iter(str(error).splitlines()), type(error).__name__)
+        raise OSError(f"memory on its GPU cannot be shared: {words}") from error
+
+
 class DeviceMemory:
     """The same for vectors on one GPU, with a file beside it for words; ``vectors``: how many each rank may have."""
 
@@ -125,25 +141,25 @@ class DeviceMemory:
         self._closed = self._file.words(np.int64, 1, start + (vectors + 1) * HANDLE_BYTES)
         self._regions: dict[tuple[int, int], Allocation] = {}
         try:
-            self._try(f"{name}/tried", ranks, board, waiter)
-        except (RuntimeError, OSError) as error:
+            with doors.telling(name, board):
+                self._try(name, ranks, board, waiter)
+        except Exception:
             self.close()
-            raise OSError(f"memory on its GPU cannot be shared: {str(error).splitlines()[0]}") from error
+            raise
 
     def _try(self, name: str, ranks: tuple[int, ...], board: Board, waiter: Waiter) -> None:
-        """One number each, read by all. Nobody stays behind: who cannot says so after all have met."""
-        kinds, failed = [(torch.float64, 1)], ""
-        try:
+        """One number each, read by all."""
+        kinds = [(torch.float64, 1)]
+        with _in_words():
             self.vector(self.me, self._vectors, 0, kinds)[0].fill_(self.me + 1)
             self.settle()
-        except OSError as error:
-            failed = str(error)
-        waiter.until(board.meeting(name, ranks), "the ranks of this GPU to meet")
-        if failed:
-            raise OSError(failed)
-        found = [float(self.vector(m, self._vectors, 0, kinds)[0].item()) for m in range(self.size)]
-        if found != [m + 1.0 for m in range(self.size)]:
-            raise OSError(f"the others' numbers read {found}")
+        met = board.meeting(f"{name}/tried", ranks)
+        waiter.until(lambda: met() or bool(doors.failed(name, ranks, board)), "the ranks of this GPU to meet")
+        doors.check(name, ranks, board)
+        with _in_words():
+            found = [float(self.vector(m, self._vectors, 0, kinds)[0].item()) for m in range(self.size)]
+            if found != [m + 1.0 for m in range(self.size)]:
+                raise OSError(f"the others' numbers read {found}")
 
     def vector(self, member: int, number: int, offset: int, kinds: Kinds, room: int = 0) -> list[Tensor]:
         """Vector ``number`` of a member: one's own is made when it is first asked for, others' are opened.

@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 from offbeat.live.carriers import doors
 from offbeat.live.transport.board import Board
+from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.transport.waiter import Waiter
 
 WHAT = "the ranks of this host to share memory"
@@ -26,22 +27,40 @@ def shared(name: str, ranks: tuple[int, ...], make: Callable[[], T], board: Boar
     """What all of these ranks ``make`` together now; None, and a sentence of why, where one of them cannot."""
     # Nobody enters before all are there: one may be without data, and come when it hears that we wait.
     waiter.until(board.meeting(name, ranks), WHAT)
-    found, why = None, ""
+    found, mine = None, doors.DONE
     try:
         found = make()
-    except OSError as error:
-        why = str(error)
-    said = _everyones(f"{doors.SAID}/{name}", ranks, why or doors.DONE, board, waiter)
-    failed = {rank: why for rank, why in said.items() if why != doors.DONE}
+    except OffbeatError:
+        raise  # the run has failed, and not the memory
+    except Exception as error:  # whatever it was: the others wait for what this rank says, and Gloo can do without
+        mine = doors.said(error)
+    _everyones(f"{doors.SAID}/{name}", ranks, mine, board, waiter)
+    failed = doors.failed(name, ranks, board)
     if not failed:
         return found
     if found is not None:
         found.close()
-    if board.rank == ranks[0]:
-        rank, why = min(failed.items(), key=lambda one: one[1].startswith(doors.FOLLOWS))
-        words = f"memory cannot be shared on this host (rank {rank}: {why})"
-        warnings.warn(f"{words}: vectors travel through Gloo, which is slower", stacklevel=2)
+    _tell(name, ranks, failed, board)
     return None
+
+
+def _tell(name: str, ranks: tuple[int, ...], failed: dict[int, doors.Why], board: Board) -> None:
+    """The first of these ranks warns, of what is nearest to a cause.
+
+    A rank that cannot share fails in every pair and group that it comes to. So it notes on the board where it did so
+    first, and elsewhere nobody warns of it again: before it comes to another group, its note is there.
+    """
+    rank, why = min(failed.items(), key=lambda one: (one[1].distance, one[0]))
+    mine = _first(board.rank, why)
+    if failed.get(board.rank) == why and board.published(mine) is None:
+        board.publish(mine, name)
+    if board.rank == ranks[0] and board.published(_first(rank, why)) in (None, name):
+        words = f"memory cannot be shared on this host (rank {board.members[rank]}: {why.words})"
+        warnings.warn(f"{words}: vectors travel through Gloo, which is slower", stacklevel=3)
+
+
+def _first(rank: int, why: doors.Why) -> str:
+    return f"unshared/{rank}/{why.words}"
 
 
 def all_have(name: str, ranks: tuple[int, ...], mine: bool, board: Board, waiter: Waiter) -> bool:
