@@ -6,6 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 import offbeat as ob
 from offbeat.cli import main
+from offbeat.runs import order as orders
 from tests.support import forge
 from tests.support.in_step import DEPENDS_ON_TIMING
 from tests.support.scenarios import Call, Told, Turns, in_turn, over, scenario
@@ -24,7 +26,7 @@ from tests.support.timed import BY_SPEED, IN_NODES, IN_SMALL_BUCKETS, TIMED
 pytestmark = pytest.mark.live
 
 STEPS = 10
-ON_TWO_HOSTS = "on two hosts"
+ON_TWO_HOSTS, ON_THEIR_OWN = "on two hosts", "each on a host of its own"
 # How many batches each worker has, whether some of its steps take longer, and whether all average in the middle.
 RUNS: dict[str, tuple[tuple[int, ...], bool, bool]] = {
     "two": ((STEPS, STEPS), False, False),
@@ -34,6 +36,8 @@ RUNS: dict[str, tuple[tuple[int, ...], bool, bool]] = {
     "four, late, uneven and averaged": ((STEPS, 3, STEPS, 7), True, True),
     "five, late and uneven": ((STEPS, 2, 9, STEPS, 5), True, False),
     f"four, late and uneven, {ON_TWO_HOSTS}": ((STEPS, 6, STEPS, 8), True, False),
+    f"three, late, uneven and averaged, {ON_THEIR_OWN}": ((STEPS, 7, STEPS), True, True),
+    f"five, late and uneven, {ON_THEIR_OWN}": ((STEPS, 6, STEPS, 8, 9), True, False),
 }
 
 
@@ -44,10 +48,13 @@ def task() -> ob.Task:
 # Unless ``OFFBEAT_STRESS=full``, what other rows show is left out. In step nothing is a matter of time, and test_twins
 # has the rest: left to a replay are data that end, and averages. Three and four late workers are among the later rows.
 FULL = os.environ.get("OFFBEAT_STRESS") == "full"
+IN_PAIRS = ("self_clocked", "self_clocked, coded", "self_clocked, drawing, coded", "wagma, coded")
 OF_THOSE_IN_STEP = ("three, uneven", "four, late, uneven and averaged", f"four, late and uneven, {ON_TWO_HOSTS}")
 
 
 def is_shown_elsewhere(name: str, run: str) -> bool:
+    if ON_THEIR_OWN in run:  # where nothing is coded, a host more is nothing new; of five, those who meet in groups
+        return TIMED[name].settings.get("codec") is None or (len(RUNS[run][0]) == 5 and name not in IN_PAIRS)
     if FULL or name in BY_SPEED or name in IN_NODES:
         return False
     return run in ("four, late", "three, late and averaged") or (
@@ -89,6 +96,13 @@ def train(rank: int, name: str, run: str, folder: str) -> Tensor:
     return torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
 
 
+def train_on_a_host(rank: int, name: str, run: str, folder: str) -> Tensor:
+    """Where every rank has a host of its own, so that all that is sent is coded."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OFFBEAT_HOST", f"host {rank}")
+        return train(rank, name, run, folder)
+
+
 Ran = tuple[Path, dict[str, Turns[str]]]
 
 
@@ -101,6 +115,8 @@ def live() -> Iterator[Ran]:
             calls = {name: Call(train, (name, run, folder)) for name in names}
             if ON_TWO_HOSTS in run:
                 calls = {name: Call(over, ("hosts", train, name, run, folder)) for name in names}
+            elif ON_THEIR_OWN in run:
+                calls = {name: Call(train_on_a_host, (name, run, folder)) for name in names}
             ran[run] = in_turn(calls, len(batches), init=False)
         yield Path(folder), ran
 
@@ -184,6 +200,16 @@ def test_a_replayed_run_ends_with_the_weights_of_the_live_one(live: Ran, name: s
     everyone = ran[run][name]
     strategy = TIMED[name] if IN_SMALL_BUCKETS in name else None
     assert (ob.replay(folder / run / name, task(), strategy=strategy).final - everyone[0]).abs().max() < 1e-9
+
+
+def test_what_is_replayed_of_hosts_was_coded(live: Ran, tmp_path: Path) -> None:
+    """The same order on one host, where nothing is, ends elsewhere."""
+    folder, ran = live
+    run = next(run for run in RUNS if ON_THEIR_OWN in run)
+    order, everyone = orders.read(folder / run / "self_clocked"), ran[run]["self_clocked"]
+    assert order.about.hosts == len(everyone)
+    replace(order, about=replace(order.about, hosts=1)).write(tmp_path)
+    assert (ob.replay(tmp_path, task()).final - everyone[0]).abs().max() > 1e-6
 
 
 def test_what_train_saves_simulate_replays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
