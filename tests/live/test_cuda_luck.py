@@ -31,10 +31,10 @@ SIZE, NUMBERS, STEPS, MEANWHILE = 4, 300_000, 12, 25
 COUNTED = {
     "self_clocked": ob.self_clocked(),
     "self_clocked in pairs": ob.self_clocked(group=2, wait="first"),
-    "eager, late": ob.eager(late=1),
+    "eager, late": ob.eager(sync_every=None, late=1),
     "eager": ob.eager(sync_every=None),
     "wagma, correct": ob.wagma(2, tau=None, merge="correct"),
-    "wagma, late": ob.wagma(late=1),
+    "wagma, late": ob.wagma(tau=None, late=1),
     "ad_psgd": ob.ad_psgd(),
 }
 METHODS = {
@@ -232,4 +232,4 @@ def test_where_the_driver_refuses_vectors_go_through_the_host_and_one_sentence_s
         assert one.first == pytest.approx(one.steps, rel=0, abs=1e-9)
     said = [words for _, told in everyone for words in told]
     assert len(said) == 1
-    assert f"rank {SIZE - 1}: {case[1]}: operation not supported" in said[0]
+    assert f"rank {SIZE - 1}: memory on its GPU cannot be shared: {case[1]}: operation not supported" in said[0]
