@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+import offbeat as ob
 from offbeat.runs.slowness import in_words, late_workers
 
 
@@ -56,6 +59,51 @@ def test_nobody_is_slow_where_all_are_alike_or_one_step_was_odd() -> None:
 def test_a_method_that_waits_for_nobody_still_tells_who_is_late() -> None:
     said = in_words([even(50), even(50), even(50, 0.2)], [0.0, 0.0, 0.0])
     assert said[1].endswith("by 100 ms each; nobody waited for it.")
+
+
+def test_a_trifle_of_waiting_is_not_put_down_to_the_slow_one() -> None:
+    slow = [even(50), even(50), even(50, 0.2)]  # 20 s in all
+    assert in_words(slow, [0.1, 0.08, 0.0])[1].endswith("by 100 ms each; the others hardly waited for it.")
+    assert in_words(slow, [0.12, 0.1, 0.0])[1].endswith("by 100 ms each; the others waited 220 ms for it.")
+    in_turn = [[0.2 if step % 4 == rank else 0.1 for step in range(40)] for rank in range(4)]
+    assert in_words(in_turn, [0.01] * 4)[1].endswith("by 100 ms; the others hardly waited for them.")
+
+
+def test_where_the_slow_one_waits_as_long_as_the_others_they_do_not_wait_for_it() -> None:
+    slow = [even(50), even(50), even(50, 0.2)]
+    for own_s in (5.0, 4.2, 9.0):
+        assert in_words(slow, [5.0, 5.0, own_s])[1] == (
+            "Rank 2 is chronically slow: late in 50 of 50 steps, by 100 ms each; "
+            "the others waited hardly longer than it did, so for something else."
+        )
+    assert in_words(slow, [5.0, 5.0, 4.0])[1].endswith("the others waited 10 s for it.")
+
+
+def test_nobody_waits_longer_for_a_late_one_than_it_is_late() -> None:
+    slow = [even(50), even(50), even(50, 0.2)]  # late by 5 s in all
+    assert in_words(slow, [6.0, 5.9, 0.0])[1].endswith("the others waited 11.9 s for it.")
+    assert in_words(slow, [40.0, 40.0, 30.0])[1].endswith("the others waited at most 10 s for it.")
+    in_turn = [[0.2 if step % 4 == rank else 0.1 for step in range(40)] for rank in range(4)]
+    assert in_words(in_turn, [9.0] * 4)[1].endswith("by 100 ms; the others waited at most 12 s for them.")
+
+
+def test_on_a_thin_network_all_reduce_does_not_wait_for_the_slow_one_alone() -> None:
+    late, thin = ob.delays.chronic(rank=3, seconds=0.3), ob.Network(bandwidth_Bps=8e6)
+    run = ob.simulate(ob.allreduce(), None, workers=4, steps=50, delays=late, network=thin, spans=True)
+    assert sum(run.wait_s) > 100
+    assert "the others waited at most 45 s for it." in run.summary()  # three of them, fifty times
+
+
+def test_self_clocked_does_not_say_that_anybody_waited_for_the_slow_one() -> None:
+    late = ob.delays.chronic(rank=3, seconds=0.3)
+    computing_on, waiting, in_step = (
+        ob.simulate(strategy, None, workers=4, steps=50, delays=late, spans=True).summary()
+        for strategy in (ob.self_clocked(), ob.self_clocked(late=0, wait="first"), ob.allreduce())
+    )
+    slow = "Rank 3 is chronically slow: late in 50 of 50 steps, by 300 ms each"
+    assert f"{slow}; nobody waited for it." in computing_on
+    assert f"{slow}; the others hardly waited for it." in waiting
+    assert re.search(r"the others waited \d+\.?\d* s for it\.", in_step)
 
 
 def test_there_is_an_answer_without_steps_and_without_others() -> None:

@@ -3,6 +3,14 @@
 A worker is *late* in a step if its own time there (late or computing, not waiting) is above the median of all workers'
 by more than a fifth of it. Medians, since a straggler must not move what it is measured against. It is slow *for good*
 if it is late in at least half of the steps, or for a long stretch without a break; otherwise now and then.
+
+Waiting is shared out among the late ones by how late they were. That says nothing of why anybody waited, so it is told
+as waiting *for* a worker only
+
+* where it is no trifle: a hundredth of all workers' time, or more;
+* as far as the others can have waited for it: each no longer than it was late, or a fifth longer;
+* for one that is slow for good, where the others waited longer than it did, by more than a fifth: what all wait for
+  alike is the network.
 """
 
 from __future__ import annotations
@@ -16,12 +24,13 @@ from offbeat.basics.units import format_seconds
 MARGIN = 0.2
 MIN_LATE_S = 0.001  # below a millisecond it is the operating system's business
 CHRONIC_SHARE = 0.5
+TRIFLE = 0.01  # of all workers' time
 STRETCH_STEPS = 10
 
 
 @dataclass(frozen=True)
 class Late:
-    """A worker that was late: in how many of how many steps, by how much, and what the others' waiting for it comes to.
+    """A worker that was late: in how many of how many steps, by how much as a rule and in all, and its share of all waits.
 
     ``first`` and ``last`` are the steps between which it was late, where it was so for a long stretch.
     """
@@ -30,6 +39,7 @@ class Late:
     times: int
     steps: int
     by_s: float
+    in_all_s: float
     waited_for_s: float
     chronic: bool
     first: int = 0
@@ -63,6 +73,7 @@ def late_workers(busy_s: Sequence[Sequence[float]], wait_s: Sequence[float]) -> 
                     times=len(late),
                     steps=steps,
                     by_s=median(late.values()),
+                    in_all_s=sum(late.values()),
                     waited_for_s=sum(wait_s) * sum(late.values()) / total_s,
                     chronic=len(late) >= CHRONIC_SHARE * steps or stretch >= max(STRETCH_STEPS, steps / 10),
                     first=first,
@@ -90,7 +101,8 @@ def in_words(busy_s: Sequence[Sequence[float]], wait_s: Sequence[float]) -> list
     if steps == 0:
         return ["No step was recorded on every worker, so nobody can be called slow."]
     total_s = sum(wait_s)
-    share = total_s / (total_s + sum(sum(own) for own in busy_s)) if total_s else 0.0
+    all_s = total_s + sum(sum(own) for own in busy_s)
+    share = total_s / all_s if total_s else 0.0
     sentences = [f"The {workers} workers waited {format_seconds(total_s)} in all, {share:.0%} of their time."]
     # What happens in a step or two of a long run is noise: loading, warming up.
     late = [one for one in late_workers(busy_s, wait_s) if one.times > max(1, steps // 50)]
@@ -104,24 +116,37 @@ def in_words(busy_s: Sequence[Sequence[float]], wait_s: Sequence[float]) -> list
             when += f", without a break from step {one.first} to {one.last}"
         sentences.append(
             f"Rank {one.rank} is chronically slow: late {when}, by {format_seconds(one.by_s)} each; "
-            f"{_waited_for([one])}."
+            f"{_waited_for([one], wait_s, all_s)}."
         )
     if passing:
         least, most = min(one.times for one in passing), max(one.times for one in passing)
         times = f"{most}" if least == most else f"{least} to {most}"
         each = " each" if len(passing) > 1 else ""
         beginning = "No worker is chronically slow: " if not chronic else "Besides, "
+        waited_for = _waited_for(passing, wait_s, all_s)
         sentences.append(
             f"{beginning}{_named(passing)} {'was' if len(passing) == 1 else 'were'} late now and then, in {times} of "
-            f"{steps} steps{each}, by {format_seconds(median(one.by_s for one in passing))}; {_waited_for(passing)}."
+            f"{steps} steps{each}, by {format_seconds(median(one.by_s for one in passing))}; {waited_for}."
         )
     return sentences
 
 
-def _waited_for(late: Sequence[Late]) -> str:
-    seconds = sum(one.waited_for_s for one in late)
+def _waited_for(late: Sequence[Late], wait_s: Sequence[float], all_s: float) -> str:
+    """What there is to say of the others' waiting for one that is slow for good, or for all that are now and then."""
+    others, seconds = len(wait_s) - 1, sum(one.waited_for_s for one in late)
+    longest_s = others * sum(one.in_all_s for one in late)
     them = "it" if len(late) == 1 else "them"
-    return f"the others waited {format_seconds(seconds)} for {them}" if seconds else f"nobody waited for {them}"
+    if min(seconds, longest_s) < TRIFLE * all_s:
+        return f"{'the others hardly' if seconds else 'nobody'} waited for {them}"
+    if late[0].chronic:
+        own_s = wait_s[late[0].rank]
+        others_s = sum(wait_s) - own_s
+        if others_s <= others * (1 + MARGIN) * own_s:
+            return "the others waited hardly longer than it did, so for something else"
+        seconds = min(seconds, others_s)
+    if seconds > (1 + MARGIN) * longest_s:
+        return f"the others waited at most {format_seconds(longest_s)} for {them}"
+    return f"the others waited {format_seconds(seconds)} for {them}"
 
 
 def _named(late: Sequence[Late]) -> str:
