@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import errno
+import os
+import re
 import threading
 import time
 import weakref
@@ -21,12 +24,14 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, AllToAllOptions
 
 from offbeat.live.transport.board import Board
+from offbeat.live.transport.errors import PeerFailed
 from offbeat.live.transport.waiter import Waiter
 
 CONNECT = timedelta(seconds=20)  # for the other members, once all have said that they are there
 LONG = timedelta(days=7)  # Gloo's own timeout kills a group for good; our patience is kept by the waiter
 GRACE_S = 5.0
 PARKING_S = 0.05  # much longer than a thread needs that has ended an operation
+_ENFORCED = re.compile(r"^\[enforce fail at [^]]*\] .*? vs [^.]*\. ")  # where in Gloo, before what the system said
 
 
 class Group:
@@ -44,7 +49,7 @@ class Group:
         try:
             self._gloo: Any = dist.ProcessGroupGloo(board.store(name), place, len(ranks), connect)
         except RuntimeError as error:
-            raise board.lost(f"the meeting of ranks {', '.join(map(str, ranks))}") from error
+            raise _not_met(ranks, error, board) from error
         self._travelling: list[weakref.ref[Tensor]] = []
 
     def all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> dist.Work:
@@ -113,6 +118,16 @@ class Group:
             with _looking:
                 _parked.append((self._gloo, self._travelling))
         self._gloo = None
+
+
+def _not_met(ranks: tuple[int, ...], error: RuntimeError, board: Board) -> PeerFailed:
+    """A group that could not be made, with Gloo's own words: the reason may lie in this process, and not in a peer."""
+    met = ", ".join(str(board.members[rank]) for rank in ranks)
+    words = _ENFORCED.sub("", next(iter(str(error).splitlines()), ""))
+    if os.strerror(errno.EMFILE) not in words:
+        return board.lost(f"the meeting of ranks {met} ({words})")
+    limit = f"this process may have {os.sysconf('SC_OPEN_MAX')} files and sockets open"
+    return PeerFailed(f"ranks {met} could not be met ({words}): {limit}; let it have more (ulimit -n)")
 
 
 _parked: list[tuple[Any, list[weakref.ref[Tensor]]]] = []  # groups with operations under way, and their tensors
