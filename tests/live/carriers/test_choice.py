@@ -1,12 +1,14 @@
-"""Which way vectors go: chosen by itself, named, forced; and what happens where memory cannot be shared."""
+"""Which way vectors go: chosen by itself, named, forced; and what is enough for sharing memory."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
+import signal
+import subprocess
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import offbeat as ob
-from offbeat.live.carriers import doors, hosts
+from offbeat.live.carriers import hosts
 from tests.support import forge
 from tests.support.forge import Job
 from tests.support.nets import flat, loss, net, sgd
@@ -31,6 +33,7 @@ METHODS = (
     ob.dpsgd("ring"),
 )
 SIZE = 3
+CLONE_NEWPID, PR_SET_PDEATHSIG = 0x20000000, 1  # of Linux
 Seen = tuple[torch.Tensor, tuple[str, ...], str, list[str]]
 
 
@@ -62,31 +65,13 @@ def through_gloo(rank: int) -> list[Seen]:
     return over(rank, "gloo", all_of)
 
 
-def refused(said: str) -> object:
-    def refuse(*args: object) -> None:
-        raise OSError(said)
-
-    return refuse
-
-
 @scenario(SIZE)
-def no_memory(rank: int) -> list[Seen]:
-    """Rank 1 can make no file in memory."""
+def at_odds(rank: int) -> str:
+    """Rank 1 wants another carrier than the others."""
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
-            patch.setattr(os, "memfd_create", refused("Cannot allocate memory"))
-        patch.setattr(doors, "MEET_S", 1.0)
-        return all_of(rank)
-
-
-@scenario(SIZE)
-def another_user(rank: int) -> list[Seen]:
-    """To rank 0, the others are somebody else's."""
-    with pytest.MonkeyPatch.context() as patch:
-        if rank == 0:
-            patch.setattr(os, "getuid", lambda: 12345)
-        patch.setattr(doors, "MEET_S", 1.0)
-        return all_of(rank)
+            patch.setenv(hosts.VARIABLE, "gloo")
+        return forge.attempt(lambda: trained(rank, ob.allreduce()))
 
 
 @scenario(SIZE)
@@ -116,31 +101,56 @@ def test_the_environment_forces_another_way_and_the_result_is_the_same(told: Tol
                 torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("bad_luck", "why"), [(no_memory, "Cannot allocate memory"), (another_user, "runs as user")], ids=["memory", "user"]
-)
-def test_where_memory_cannot_be_shared_one_sentence_says_why_and_gloo_is_taken(
-    told: Told, bad_luck: Callable[[int], list[Seen]], why: str
-) -> None:
-    outs: list[list[Seen]] = told(bad_luck)
-    for rank, (out, usual) in enumerate(zip(outs, told(by_itself), strict=True)):
-        for strategy, (weights, carriers, _, warned), (expected, *_) in zip(METHODS, out, usual, strict=True):
-            assert carriers == ("gloo",)
-            assert len(warned) == (rank == 0)
-            assert all(why in words and "Gloo" in words for words in warned)
+def through_memory_as_usual(outs: list[list[Seen]], usual: list[list[Seen]]) -> None:
+    """All replicas are equal, and what they are where nothing is in short supply."""
+    for out, expected in zip(outs, usual, strict=True):
+        for strategy, mine, first, (then, *_) in zip(METHODS, out, outs[0], expected, strict=True):
+            weights, carriers, _, warned = mine
+            assert (carriers, warned) == (("shm",), [])
+            assert torch.equal(weights, first[0])
             if strategy.name != "ad_psgd":
-                torch.testing.assert_close(weights, expected, rtol=0, atol=1e-9)
+                assert torch.equal(weights, then)
 
 
 def test_a_limit_of_64_descriptors_is_enough(told: Told) -> None:
-    for out in told(few_descriptors):
-        assert all(carriers == ("shm",) for _, carriers, _, _ in out)
+    through_memory_as_usual(told(few_descriptors), told(by_itself))
+
+
+def with_other_pids(rank: int) -> None:
+    """Rank 1 is the first process of a PID namespace, which has other numbers for all processes."""
+    if rank == 1:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(CLONE_NEWPID):
+            raise OSError(ctypes.get_errno(), "unshare")
+        child = os.fork()  # it is in the namespace, and this one is not
+        if child:
+            _, status = os.waitpid(child, 0)
+            os._exit(os.waitstatus_to_exitcode(status) & 255)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        assert os.getpid() == 1
+    dist.init_process_group("gloo")
+    forge.note(all_of(rank))
+    os._exit(0)  # as the forge ends its workers
+
+
+def test_workers_in_different_pid_namespaces_share_memory(told: Told) -> None:
+    tried = subprocess.run("unshare --pid --fork true", shell=True, capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"PID namespaces cannot be made here: {tried.stderr.strip()}")
+    (outcomes,) = forge.run([Job(with_other_pids, SIZE)])
+    assert [(o.exit_code, o.stderr) for o in outcomes] == [(0, "")] * SIZE
+    through_memory_as_usual([outcome.noted[0] for outcome in outcomes], told(by_itself))
 
 
 def test_a_carrier_that_does_not_exist_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(hosts.VARIABLE, "pigeon")
     with pytest.raises(ValueError, match="OFFBEAT_CARRIER='pigeon' is no carrier; use gloo, shm or ipc"):
         hosts.wanted()
+
+
+def test_ranks_that_want_different_carriers_are_refused_on_all_of_them(told: Told) -> None:
+    sentence = "the ranks differ in their OFFBEAT_CARRIER: rank 0 has (not set), rank 1 has gloo; make them equal"
+    assert told(at_odds) == [f"ConfigMismatch: {sentence}"] * SIZE
 
 
 def killed(rank: int) -> None:

@@ -1,7 +1,8 @@
 """Exchanges of coded vectors: sums in two phases, the papers' gathering, and messages between two.
 
-Between hosts of several ranks, what leaves a host is coded, and what stays there is not. With all ranks on one host,
-each of them stands for a host of its own: all is coded, as it would be on many machines, and as in the simulator.
+Between hosts of several ranks, what leaves a host is coded, and what stays there is not. Where all ranks read each
+other's memory nothing is coded, and nothing comes here, but from methods that always code (``qsgd``, ``sparseloco``):
+for them each rank stands for a host of its own, as in the simulator.
 """
 
 from __future__ import annotations
