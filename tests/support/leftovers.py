@@ -1,0 +1,77 @@
+"""What a process holds that could outlive it: sockets with names, files with names, processes of its own.
+
+Looked up from inside while it runs, so that what other jobs of this machine leave or make meanwhile is not counted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Held:
+    """``sockets``: names of Unix sockets; ``files``: those in ``/dev/shm``; ``memory``: mapped files without a name;
+    ``children``: processes, each with the moment of its start."""
+
+    sockets: frozenset[str]
+    files: frozenset[str]
+    memory: frozenset[str]
+    children: frozenset[tuple[int, str]]
+
+
+def held() -> Held:
+    """By this process and those it has started."""
+    children = {int(pid) for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()}
+    links = {link for pid in (os.getpid(), *children) for link in _open_files(pid)}
+    inodes = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
+    mapped = {line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines()}
+    return Held(
+        frozenset(name for inode, name in _named_sockets() if inode in inodes),
+        frozenset(path for path in {*links, *mapped} if path.startswith("/dev/shm/")),
+        frozenset(path for path in mapped if path.startswith("/memfd:")),
+        frozenset((pid, started) for pid in children if (started := _started(pid))),
+    )
+
+
+def left(everyones: Iterable[Held], within_s: float = 20.0) -> list[str]:
+    """What of it is still there: processes and the kernel take a moment to end."""
+    everyones, end_s = list(everyones), time.monotonic() + within_s
+    while (still := _left(everyones)) and time.monotonic() < end_s:
+        time.sleep(0.02)
+    return still
+
+
+def _left(everyones: list[Held]) -> list[str]:
+    sockets, named = {name for one in everyones for name in one.sockets}, {name for _, name in _named_sockets()}
+    files = {path for one in everyones for path in one.files if Path(path).exists()}
+    children = {pid for one in everyones for pid, started in one.children if _started(pid) == started}
+    return [*sorted(sockets & named), *sorted(files), *(f"process {pid}" for pid in sorted(children))]
+
+
+def _open_files(pid: int) -> list[str]:
+    out = []
+    for link in Path(f"/proc/{pid}/fd").glob("*"):
+        try:
+            out.append(os.readlink(link))
+        except OSError:  # closed by now
+            continue
+    return out
+
+
+def _named_sockets() -> list[tuple[str, str]]:
+    """Inodes and names; those of the abstract namespace begin with "@"."""
+    return re.findall(r"(\d+) ([@/].*)$", Path("/proc/net/unix").read_text(errors="replace"), re.MULTILINE)
+
+
+def _started(pid: int) -> str:
+    """When, or nothing if it has ended."""
+    try:
+        state, *_, started = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[:20]
+    except OSError:
+        return ""
+    return "" if state in "ZX" else started
