@@ -18,6 +18,10 @@ def test_the_sentence_says_how_often_they_talked_and_how_old_what_they_took_was(
     ]
 
 
+def test_where_times_were_kept_of_the_last_steps_alone_all_steps_count() -> None:
+    assert told([Talking(50), Talking(50)], EVEN, steps=200) == ["They talked 100 times, once in 2.0 steps."]
+
+
 def test_steps_that_found_an_exchange_under_way_are_told_in_the_time_of_those_who_took_them() -> None:
     assert told([Talking(5), Talking(5, 10)], [[0.1] * 20, [0.3] * 20])[1] == (
         "After 10 of 40 steps an exchange was still under way: they computed for 3 s instead of waiting for it."

@@ -30,7 +30,7 @@ STRETCH_STEPS = 10
 
 @dataclass(frozen=True)
 class Late:
-    """A worker that was late: in how many of how many steps, by how much as a rule and in all, and its share of all waits.
+    """A worker that was late: in how many of how many steps, by how much usually and in all, its share of all waiting.
 
     ``first`` and ``last`` are the steps between which it was late, where it was so for a long stretch.
     """

@@ -39,9 +39,13 @@ class Talking:
         return [int(getattr(self, one.name)) for one in fields(self)]
 
 
-def told(talking: Sequence[Talking], busy_s: Sequence[Sequence[float]]) -> list[str]:
-    """What all workers' talking comes to, as sentences; ``busy_s[rank][step]`` is a worker's own time."""
-    steps, exchanges = sum(map(len, busy_s)), sum(one.exchanges for one in talking)
+def told(talking: Sequence[Talking], busy_s: Sequence[Sequence[float]], steps: int | None = None) -> list[str]:
+    """What all workers' talking comes to, as sentences; ``busy_s[rank][step]`` is a worker's own time.
+
+    ``steps``: how many all workers took together, where ``busy_s`` holds the last ones alone.
+    """
+    steps = sum(map(len, busy_s)) if steps is None else steps
+    exchanges = sum(one.exchanges for one in talking)
     if len(talking) < 2 or not steps:
         return []
     if not exchanges:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import offbeat as ob
+from offbeat.live.attached import stats
 from tests.support import forge
 from tests.support.forge import Job
 
@@ -67,6 +68,24 @@ def test_after_finish_every_worker_knows_how_self_clocked_talked_and_whom_it_did
     assert 2 <= int(talked[1]) <= 12  # six times each, if every exchange was through
     assert re.search(r"what they took was [\d.]+ rounds old on average, \d+ at most", str(first))
     assert re.search(r"In step with each other they would have waited .* 100% of it for rank 1", str(first))
+
+
+def train_long(rank: int, strategy: ob.Strategy) -> ob.live.Summary:
+    stats.KEPT = 4
+    return train(rank, strategy, 24, late_rank=1)
+
+
+@pytest.mark.live
+def test_of_a_long_run_the_steps_and_the_waiting_that_are_told_of_are_the_same_last_ones() -> None:
+    in_step, clocked = forge.run([Job(train_long, 2, (s,)) for s in (ob.allreduce(), ob.self_clocked(period=2))])
+    talked = re.search(r"once in ([\d.]+) steps", str(forge.values(clocked)[0]))
+    assert talked is not None
+    assert float(talked[1]) >= 2, "how often they talked is told of all steps"
+    said = str(forge.values(in_step)[0])
+    told = re.match(r"Of 24 steps, the last (\d) are told of\. The 2 workers waited .* in all, (\d+)% of", said)
+    assert told is not None, said
+    assert 4 <= int(told[1]) < 8
+    assert 0 < int(told[2]) <= 50  # one of two computes at any time
 
 
 def trained_then_traced(rank: int) -> ob.delays.Table:

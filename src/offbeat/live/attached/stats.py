@@ -101,8 +101,8 @@ class Stats:
             )
         self._log = log
         self._busy_s: list[float] = []
-        self._from = 0  # the number of the first step in it
-        self._step_waits_s = 0.0
+        self._waits_s: list[float] = []  # in the same steps
+        self._from = 0  # the number of the first of them
         self._total_busy_s = 0.0
         self._steps = 0
         self._waited_s = 0.0
@@ -111,6 +111,8 @@ class Stats:
         self._everyone: tuple[list[list[float]], list[float]] | None = None
         self.ledger = Ledger()
         self._elsewhere_s = 0.0  # what of it belongs to steps that are over
+        self._everyones_steps = 0
+        self._left_out = ""  # what is not told of, in words
         self._told_of_others: list[str] = []
         self._talking: list[Talking] = []
 
@@ -135,9 +137,9 @@ class Stats:
         self._total_busy_s += busy_s
         if self._steps > 1:  # the first one holds whatever the user did between attach and the loop
             self._busy_s.append(max(busy_s, 0.0))
-            self._step_waits_s += wait_s + elsewhere_s
+            self._waits_s.append(wait_s + elsewhere_s)
         if len(self._busy_s) >= 2 * KEPT:
-            del self._busy_s[:KEPT]
+            del self._busy_s[:KEPT], self._waits_s[:KEPT]
             self._from += KEPT
         if self._log is not None:
             self._write(self._log, optimizer, step_s, wait_s)
@@ -166,12 +168,13 @@ class Stats:
             torch.tensor(ends), dist.ReduceOp.MIN, "the others' times"
         ).tolist()
         first = max(-start, end - max(EXCHANGED // workers, 1))
-        own = self._busy_s[first - self._from : max(end, first) - self._from]
-        table = torch.zeros(workers, len(own) + 1)
-        table[rank, 0] = self._step_waits_s
-        table[rank, 1:] = torch.tensor(own)
+        kept = slice(first - self._from, max(end, first) - self._from)
+        own = self._busy_s[kept]
+        table = torch.zeros(workers, 2 + len(own), dtype=torch.float64)
+        table[rank] = torch.tensor([self._steps, sum(self._waits_s[kept]), *own], dtype=torch.float64)
         table = transport.agree_on(table, dist.ReduceOp.SUM, "the others' times")
-        self._everyone = (table[:, 1:].tolist(), table[:, 0].tolist())
+        self._everyone, self._everyones_steps = (table[:, 2:].tolist(), table[:, 1].tolist()), int(table[:, 0].sum())
+        self._left_out = f"Of {end + 1} steps, the last {len(own)} are told of." if first else ""
         if own_talking is not None:  # a matter of the strategy, which all have in common
             counts = torch.zeros(workers, len(own_talking.numbers()), dtype=torch.int64)
             counts[rank] = torch.tensor(own_talking.numbers())
@@ -194,7 +197,9 @@ class Stats:
 
     def summary(self, optimizer: Watched) -> Summary:
         if self._everyone is not None:
-            told = [*in_words(*self._everyone), *talking.told(self._talking, self._everyone[0])]
+            told = [self._left_out] if self._left_out else []
+            busy_s, waits_s = self._everyone
+            told += [*in_words(busy_s, waits_s), *talking.told(self._talking, busy_s, self._everyones_steps)]
         elif optimizer.me.size == 1:
             told = in_words([self._busy_s], [0.0])
         else:
