@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
-from typing import Any
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import offbeat as ob
+from tests.support.counted import AT_MOST, Slots, now_and_then, once_each
 from tests.support.forge import hear, say
 from tests.support.nets import PATIENCE_S, distance, flat, loss, net, sgd
 from tests.support.scenarios import Call, Told, Turns, in_turn, scenario
 
 pytestmark = pytest.mark.live
 
+T = TypeVar("T")
 STEPS, STOPS, SIZES = 11, (3, 5, 7), (3, 4)
 CODED = ob.codec.qsgd(8)
 FULL = os.environ.get("OFFBEAT_STRESS") == "full"
@@ -43,6 +49,8 @@ ALONE = (
     ob.wagma(1, 4, "everyone"),
     ob.decoupled(1, 3, "everyone"),
     ob.decoupled(3, 1, "everyone", "direct"),
+    ob.self_clocked(1, None, "everyone", late=0),
+    ob.self_clocked(1, 2, "everyone", late=0, meet="all"),
 )
 IN_NODES = (
     ob.eager("everyone", sync_every=4, per_node=2),
@@ -52,8 +60,25 @@ IN_NODES = (
     ob.wagma(1, 3, "everyone", merge="correct", per_node=2),
     ob.wagma(1, 3, "everyone", catch_up="every_step", per_node=2),
 )
-CASES = {size: {str(s): s for s in (*ALONE, *(IN_NODES if size % 2 == 0 else ()))} for size in SIZES}
+CODING = tuple(
+    ob.self_clocked(1, group, "everyone", late=0, meet="all", codec=codec)
+    for group in (None, 2)
+    for codec in ("auto", CODED)
+)
+ON_HOSTS = ", each on a host of its own"  # where all that is sent is coded
+CASES = {
+    size: {str(s): s for s in (*ALONE, *(IN_NODES if size % 2 == 0 else ()))} | {f"{s}{ON_HOSTS}": s for s in CODING}
+    for size in SIZES
+}
 UNLIKE = ob.wagma(2, None, "everyone")
+
+
+def _read_back(model: torch.nn.Module, optimizer: ob.Attached) -> Any:
+    """What is saved of them."""
+    file = io.BytesIO()
+    torch.save([model.state_dict(), optimizer.state_dict()], file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
 
 
 def _run(
@@ -70,10 +95,7 @@ def _run(
             loss(model, rank, t).backward()
             optimizer.step()
             if t + 1 in saves:
-                file = io.BytesIO()
-                torch.save([model.state_dict(), optimizer.state_dict()], file)
-                file.seek(0)
-                kept[t + 1] = torch.load(file, weights_only=True)
+                kept[t + 1] = _read_back(model, optimizer)
     return flat(model), kept
 
 
@@ -82,6 +104,17 @@ def resumed(rank: int, strategy: ob.Strategy, stops: Sequence[int]) -> tuple[Ten
     whole, _ = _run(rank, strategy, 0, STEPS)
     again, saved = _run(rank, strategy, 0, STEPS, saves=stops)
     return whole, again, {stop: _run(rank, strategy, stop, STEPS, saved[stop])[0] for stop in stops}
+
+
+def on_its_own(rank: int, function: Callable[..., T], *args: Any) -> T:
+    """As if every rank had a host of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OFFBEAT_HOST", f"host {rank}")
+        return function(rank, *args)
+
+
+def called(name: str, *args: Any) -> Call:
+    return Call(on_its_own, args) if ON_HOSTS in name else Call(args[0], args[1:])
 
 
 def stops(size: int, number: int) -> Sequence[int]:
@@ -121,6 +154,54 @@ def saved_at_once(rank: int) -> list[float]:
     return far
 
 
+# Where workers are late, a state that is to lose nothing is saved after an average, and before anybody goes on.
+ONCE = {
+    "all together": ob.self_clocked(),
+    "pairs": ob.self_clocked(1, 2),
+    "pairs that draw": ob.self_clocked(1, 2, draw=2),
+    "groups of three, a quorum of one": ob.self_clocked(1, 3, "first", pause=0.0),
+    "pairs by a schedule": ob.self_clocked(1, 2, meet="all", staleness=3),
+    "not late": ob.self_clocked(1, 2, late=0),
+}
+AFTER, END = 6, 13
+
+
+@dataclass
+class Counted:
+    """The counting model at the end of a run, what coding lost of it on this rank, and the rounds there were."""
+
+    final: Tensor
+    lost: Tensor
+    rounds: int
+    coded: bool
+
+
+def counted_twice(rank: int, size: int, strategy: ob.Strategy) -> tuple[Counted, Counted]:
+    """A run that is saved on its way, and one that goes on from there; everybody is late now and then."""
+    late, saved, out = random.Random(f"{strategy} {rank}"), None, []
+    for begin in (0, AFTER):
+        model = Slots(size * AT_MOST)
+        optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=1.0), model, strategy, patience_s=PATIENCE_S)
+        if saved is not None:
+            model.load_state_dict(saved[0])
+            optimizer.load_state_dict(saved[1])
+        for step in range(begin, END):
+            time.sleep(now_and_then(late, step))
+            optimizer.zero_grad()
+            model.loss(rank, step).backward()
+            optimizer.step()
+            if step + 1 == AFTER:
+                optimizer.average()
+                saved = _read_back(model, optimizer)
+                dist.barrier()
+        optimizer.finish()
+        kept = optimizer.state_dict()["offbeat"]["memory"]["lost"]
+        w = model.w.detach().clone()
+        lost = torch.zeros_like(w) if kept is None else kept["vec"][0]
+        out.append(Counted(w, lost, len(optimizer.trace.rounds), kept is not None))
+    return out[0], out[1]
+
+
 Ran = dict[int, Turns[str]]
 
 
@@ -128,7 +209,9 @@ Ran = dict[int, Turns[str]]
 def ran() -> Ran:
     return {
         n: in_turn(
-            {k: Call(resumed, (s, stops(n, number))) for number, (k, s) in enumerate(CASES[n].items())}, n, init=False
+            {k: called(k, resumed, s, stops(n, number)) for number, (k, s) in enumerate(CASES[n].items())},
+            n,
+            init=False,
         )
         for n in SIZES
     }
@@ -144,6 +227,26 @@ def test_a_run_that_goes_on_ends_with_the_bits_of_one_that_was_never_stopped(ran
 @pytest.mark.parametrize(("size", "name"), [(size, name) for size in SIZES for name in CASES[size]])
 def test_a_run_that_is_saved_goes_on_as_if_nobody_had_looked(ran: Ran, size: int, name: str) -> None:
     assert all(torch.equal(whole, saved) for whole, saved, _ in ran[size][name])
+
+
+@pytest.fixture(scope="module")
+def went_on() -> Ran:
+    cases = {f"{name}{where}": s for name, s in ONCE.items() for where in ("", ON_HOSTS)}
+    return {n: in_turn({k: called(k, counted_twice, n, s) for k, s in cases.items()}, n, init=False) for n in SIZES}
+
+
+@pytest.mark.parametrize("where", ["", ON_HOSTS], ids=["one host", "hosts"])
+@pytest.mark.parametrize(("size", "name"), [(size, name) for size in SIZES for name in ONCE])
+def test_a_run_that_goes_on_from_an_average_applies_every_sample_exactly_once(
+    went_on: Ran, size: int, name: str, where: str
+) -> None:
+    """What coding has lost since, and nobody has sent yet, counted in."""
+    for runs in zip(*went_on[size][f"{name}{where}"], strict=True):
+        assert all(torch.equal(one.final, runs[0].final) for one in runs)
+        assert any(one.rounds for one in runs)
+        assert all(one.coded == bool(where) for one in runs)
+        applied = size * runs[0].final + torch.stack([one.lost for one in runs]).sum(0)
+        assert torch.allclose(applied, once_each((END,) * size), rtol=0, atol=1e-9)
 
 
 def test_ranks_that_know_different_numbers_of_rounds_go_on_from_the_largest(told: Told) -> None:
