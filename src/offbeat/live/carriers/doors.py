@@ -35,11 +35,11 @@ _USER = struct.Struct("3i")
 _MOST = 200  # descriptors in one message; the kernel takes 253
 
 
-class Lost(OSError):
+class _Lost(OSError):
     """What is seen here of another rank's failure: to be told only where no rank has a cause of its own."""
 
 
-class Follows(Lost):
+class _Follows(_Lost):
     """Nothing has failed here; another rank has said that it could not."""
 
 
@@ -52,7 +52,7 @@ class Why(NamedTuple):
 
 def said(error: Exception) -> str:
     """An error as it is published: a line, whatever it says, since an empty one would not be heard."""
-    distance = 2 if isinstance(error, Follows) else 1 if isinstance(error, Lost) else 0
+    distance = 2 if isinstance(error, _Follows) else 1 if isinstance(error, _Lost) else 0
     line = next(iter(str(error).splitlines()), "")
     return f"{distance}{line}" if isinstance(error, OSError) and line else f"{distance}{type(error).__name__}: {line}"
 
@@ -78,7 +78,7 @@ def telling(name: str, board: Board) -> Iterator[None]:
 def check(name: str, ranks: Iterable[int], board: Board) -> None:
     """Raise if one of these has said that it cannot share."""
     if failed(name, ranks, board):
-        raise Follows("another rank could not share its own")
+        raise _Follows("another rank could not share its own")
 
 
 def exchange(
@@ -142,7 +142,7 @@ def _receive(name: str, ranks: tuple[int, ...], mine: int, board: Board) -> dict
                     socket.send_fds(guest, [b"+"], some)
         except ConnectionError as error:
             _close(held.values())
-            raise Lost(f"a rank left while memory was handed out: {error}") from error
+            raise _Lost(f"a rank left while memory was handed out: {error}") from error
         except BaseException:
             _close(held.values())
             raise
@@ -196,7 +196,7 @@ def _visit(token: bytes, name: str, ranks: tuple[int, ...], mine: int, board: Bo
                     raise ConnectionError("it was closed")
         except ConnectionError as error:
             _close(found)
-            raise Lost(f"at the door of rank {board.members[ranks[0]]}: {error}") from error
+            raise _Lost(f"at the door of rank {board.members[ranks[0]]}: {error}") from error
         except BaseException:
             _close(found)
             raise
