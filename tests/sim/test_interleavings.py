@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import os
 import random
 from collections.abc import Callable
 from itertools import permutations
@@ -20,16 +19,22 @@ import pytest
 import torch
 
 import offbeat as ob
-from tests.support.witness import Witness, descend, heavy, one_hot, rotating, watch, witnessed
+from tests.support.orders import (
+    HORIZON,
+    SLOWLY,
+    THOUSANDS,
+    count,
+    interleavings,
+    random_end,
+    random_network,
+    random_times,
+    times,
+    up_to_names,
+)
+from tests.support.witness import Witness, descend, heavy, rotating, watch
 
-HORIZON = 24  # steps of one worker that have a slot
-SLOWLY = ob.Network(latency_s=0.01)  # of the order of the gaps between arrivals: some come while a round is under way
-
-
-def count(strategy: ob.Strategy, workers: int, horizon: int, **how: Any) -> tuple[ob.Run, Witness]:
-    slots = workers * horizon
-    watched, seen = witnessed(strategy, lambda rank, step, x: -one_hot(rank * horizon + step, slots), slots)
-    return ob.simulate(watched, None, workers, parameters=1, **how), seen
+ORDERS = interleavings(3, 3)
+UP_TO_NAMES = up_to_names(ORDERS)
 
 
 def check(run: ob.Run, seen: Witness, workers: int, horizon: int) -> None:
@@ -44,31 +49,6 @@ def check(run: ob.Run, seen: Witness, workers: int, horizon: int) -> None:
         assert [g.version for g in seen.got[rank]] == [g.version for g in first]
         assert all(torch.equal(a.value.parts[0], b.value.parts[0]) for a, b in zip(seen.got[rank], first, strict=True))
     assert [r.version for r in run.trace.rounds] == list(range(len(run.trace.rounds)))
-
-
-def interleavings(workers: int, steps: int) -> list[tuple[int, ...]]:
-    """All orders in which ``workers`` can finish ``steps`` each: (0, 2, 0, 1, …) says who is next."""
-    return sorted(set(_orders((steps,) * workers)))
-
-
-def _orders(left: tuple[int, ...]) -> list[tuple[int, ...]]:
-    if not any(left):
-        return [()]
-    return [
-        (rank, *rest) for rank, n in enumerate(left) if n for rest in _orders((*left[:rank], n - 1, *left[rank + 1 :]))
-    ]
-
-
-def times(order: tuple[int, ...], gap_s: float) -> Callable[[int, int], float]:
-    """Step times for which workers that never wait finish in this order, ``gap_s`` apart."""
-    finish: dict[int, list[int]] = {}
-    for k, rank in enumerate(order, start=1):
-        finish.setdefault(rank, [0]).append(k)
-    return lambda step, rank: gap_s * (finish[rank][step + 1] - finish[rank][step])
-
-
-ORDERS = interleavings(3, 3)
-UP_TO_NAMES = [order for order in ORDERS if [*dict.fromkeys(order)] == [0, 1, 2]]
 
 
 def test_there_are_as_many_orders_as_there_should_be() -> None:
@@ -110,30 +90,6 @@ def random_eager(draw: random.Random) -> tuple[ob.Strategy, int | None]:
     wait: Any = draw.choice(["first", "majority", "everyone", 1, 2, 3, 0.25, 0.5, 0.9])
     strategy = ob.eager(wait, catch_up=draw.choice(["current", "every_step"]), late=late, **how)
     return strategy, bound and bound + late
-
-
-def random_times(draw: random.Random) -> float | Callable[[int, int], float]:
-    kind, seed = draw.randrange(5), draw.randrange(1 << 30)
-    if kind == 0:
-        return lambda step, rank: random.Random(hash((seed, step, rank))).choice([0.0, 0.05, 0.1, 0.25])  # many ties
-    if kind == 1:
-        return lambda step, rank: 0.1 if rank else 1.0  # one is always slow
-    if kind == 2:
-        return lambda step, rank: 0.05 * random.Random(hash((seed, step, rank))).paretovariate(0.8)
-    if kind == 3:
-        return lambda step, rank: random.Random(hash((seed, step, rank))).expovariate(10)
-    return 0.1
-
-
-def random_end(draw: random.Random) -> dict[str, Any]:
-    return draw.choice([{"steps": draw.randrange(8)}, {"samples": draw.randrange(HORIZON)}])
-
-
-THOUSANDS = 3 if os.environ.get("OFFBEAT_STRESS") == "full" else 1
-
-
-def random_network(draw: random.Random) -> ob.Network:
-    return ob.Network(latency_s=draw.choice([0.0, 1e-4, 0.01, 0.05]))
 
 
 def test_random_schedules_of_eager_conserve_every_gradient() -> None:
