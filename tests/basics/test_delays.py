@@ -184,9 +184,9 @@ WRONG = [
     (lambda: delays.trace([1.0]), r"step 0 of a trace is 1.0; give a row with one number a rank: \[\[0.31, 0.29\]"),  # type: ignore[list-item]
     (lambda: delays.trace(None), "a NoneType is no measurement; give a table of seconds, .* CSV file"),  # type: ignore[arg-type]
     (
-        lambda: delays.trace(SGD(nn.Linear(1, 1).parameters())),
+        lambda: delays.trace(SGD(nn.Linear(1, 1).parameters())),  # type: ignore[arg-type]
         "a SGD is no measurement; .* an attached optimiser after its finish",
-    ),  # type: ignore[arg-type]
+    ),
     (lambda: delays.trace("."), "the trace . is a folder; name a CSV file, or let a command read it: --compute ."),
     (lambda: delays.constant("1s"), "'1s' is no number of seconds; use one, such as 0.32, or delays.parse"),  # type: ignore[arg-type]
     (lambda: delays.bind("320ms", seed=0, workers=2, what="delays"), "delays is '320ms'; .*delays.parse"),  # type: ignore[arg-type]

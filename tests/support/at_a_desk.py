@@ -65,10 +65,12 @@ class Worker:
         return number_of(home)
 
     def told(self, answer: Any) -> None:
-        for home, number, complete, _, _, divisor, terms in (sums := answer[2]):
+        for home, number, complete, _, summers, divisor, terms in (sums := answer[2]):
             if tuple(home) == NOWHERE:
                 continue  # it is made when it is read
             if not complete and self.flags.get(tuple(home), -1) < number:  # else it is there, made by another
+                if summers == (self.rank,) and home[0] != self.rank:  # as on a GPU, where one adds for all
+                    assert tuple(home) in self.memory, "a slot is memory only when its owner has written there"
                 values = [self.read(term, sums) for term in terms]
                 self.memory[tuple(home)], self.flags[tuple(home)] = sum(values) / divisor, number
         if answer[0] == "hint":

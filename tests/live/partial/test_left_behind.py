@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import offbeat as ob
 from offbeat.live.carriers import adding
-from offbeat.live.partial import sums
+from offbeat.live.partial import summing
 from tests.support import forge
 from tests.support.forge import Job, Outcome, hear, said, say
 from tests.support.leftovers import Held, held, left
@@ -89,7 +89,7 @@ def dying(rank: int, name: str, who: int, where: str, folder: str) -> None:
         adding.add_up(out, terms, *args, **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sums, "add_up", add_up)
+        patch.setattr(summing, "add_up", add_up)
         while True:
             step()
 

@@ -20,7 +20,7 @@ from torch import nn
 
 import offbeat as ob
 from offbeat.live.carriers import adding
-from offbeat.live.partial import sums
+from offbeat.live.partial import summing
 from tests.support.forge import hear, said, say
 from tests.support.scenarios import CARRIERS, Call, Turns, in_turn, over
 
@@ -135,7 +135,7 @@ def be_stopped(key: str, where: str, step: object) -> None:
             adding.add_up(*args, **named)  # type: ignore[arg-type]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sums, "add_up", add_up)
+            patch.setattr(summing, "add_up", add_up)
             while not calls:
                 step()
                 time.sleep(0.001)

@@ -282,6 +282,7 @@ class Desk(Asking):
     def _keep(self, chair: SeatTaken, upto: int, vectors: int, said: bytes) -> None:
         """It has laid its replica down, which holds so many results; or says of none that it cannot."""
         room = self._rooms.pop(chair.rank)[:vectors]
+        self._slots.were_written(room)
         if not vectors:
             self._spares.cannot(chair.rank)
         value: Any = Spare(room, said)

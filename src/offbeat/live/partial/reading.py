@@ -5,7 +5,7 @@ What processes share is memory, under these rules, which need no lock:
 - A slot for deposits is written by its worker alone, before the hub is told of it, and not again before every adder of
   the sum that took it has raised its flag. A worker has slots of its own; where vectors are long, it has one, asks the
   hub for another when that one may still be read, and gives back what it does not need.
-- A sum's slot is written by its adders, and read when they have raised their flags (`offbeat.live.partial.sums`).
+- A sum's slot is written by its adders, and read when they have raised their flags (`offbeat.live.partial.summing`).
 
 Where a worker looks ahead (see `offbeat.live.partial.ahead`), a second thread of its process hears the answers and
 makes its parts of the sums, while the worker lays down vectors and reads results. ``_books`` protects what both write
@@ -28,7 +28,7 @@ from offbeat.live.carriers.memory import nap
 from offbeat.live.carriers.shelves import Shelves
 from offbeat.live.partial.own import OwnSlots
 from offbeat.live.partial.stacks import DEPOSITS, READS, SEEN, Home, home_of, number_of
-from offbeat.live.partial.sums import GRACE_S, Sums
+from offbeat.live.partial.summing import GRACE_S, Sums
 from offbeat.live.partial.told import Answer, Delivery, Recipe, Ref
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError

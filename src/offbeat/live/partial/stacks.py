@@ -231,6 +231,8 @@ class Slots:
         # Those that have held a sum, and are free again. Memory that was written to stays: so these come first, in
         # whosever shelf they are, since every worker can write to all.
         self._free: list[Home] = []
+        # On a GPU a slot is memory only when its owner has written there: until then nobody else may have it.
+        self._unwritten: set[Home] = set()
 
     def letters(self, answers: Sequence[Reply]) -> list[Letter]:
         """The answers as letters; whoever is answered now adds up what nobody has added up yet."""
@@ -266,8 +268,8 @@ class Slots:
             return None
         out = []
         for _ in range(VECTORS):
-            one, home = Sum(version, [], 1), self._slot(owner)
-            assert home is not None
+            one, home = Sum(version, [], 1), (owner, self._new[owner].pop())
+            self._unwritten.add(home)
             one.assign(home, next(self._numbers), (), False, self.give_back)
             one.complete = True  # nobody is told of it before it is
             out.append(one)
@@ -280,9 +282,17 @@ class Slots:
             raise MemoryError(f"no slot is free for a deposit of worker {worker}: too many results wait for a worker")
         return home
 
+    def were_written(self, replica: Iterable[Sum]) -> None:
+        """These slots hold one; others of its room may not have been needed."""
+        self._unwritten.difference_update(one.home for one in replica if one.home is not None)
+
     def give_back(self, home: Home) -> None:
         """Nobody reads or writes there any more."""
-        self._free.append(home)
+        if home in self._unwritten:
+            self._unwritten.discard(home)
+            self._new[home[0]].append(home[1])
+        else:
+            self._free.append(home)
 
     def _letter(self, answer: Reply) -> Letter:
         chair, sums = answer.chair, answer.sums
