@@ -39,6 +39,7 @@ REFUSE: dict[str, Callable[[Codec], object]] = {
     "dpsgd": lambda c: ob.dpsgd(codec=c),
     "sgp": lambda c: ob.sgp(codec=c),
     "matcha": lambda c: ob.matcha(codec=c),
+    "self_clocked": lambda c: ob.self_clocked(codec=c),
 }
 KEEP: dict[str, Callable[[Codec | None], ob.Strategy]] = {
     "local_sgd": lambda c: ob.local_sgd(1, codec=c),
@@ -49,7 +50,11 @@ KEEP: dict[str, Callable[[Codec | None], ob.Strategy]] = {
     "sparseloco": lambda c: ob.sparseloco(1, 1.0, codec=c),
     "wagma": lambda c: ob.wagma(4, None, "everyone", codec=c),
     "wagma correct": lambda c: ob.wagma(4, None, "everyone", merge="correct", codec=c),
+    "self_clocked": lambda c: ob.self_clocked(1, None, "everyone", late=0, codec=c),
+    "self_clocked, late": lambda c: ob.self_clocked(1, None, "everyone", codec=c),
+    "self_clocked in pairs": lambda c: ob.self_clocked(1, 2, codec=c),
 }
+FROM_THE_BEGINNING = tuple(name for name in KEEP if name.startswith(("self_clocked", "wagma")))  # what travels
 
 
 @method(PAPER, Facts(meets="everyone", waits_where_it_begins=True))
@@ -85,8 +90,8 @@ def way(strategy: ob.Strategy, jump: float = 0.0) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", KEEP)
 def test_steps_below_a_level_add_up(name: str) -> None:
-    """WAGMA's levels are those of all that was learned, which the jump makes large."""
-    jump = 1000.0 if name.startswith("wagma") else 0.0
+    """Some levels are those of all that was learned, which the jump makes large."""
+    jump = 1000.0 if name in FROM_THE_BEGINNING else 0.0
     error = (way(KEEP[name](ob.codec.int8()), jump) - way(KEEP[name](None), jump)).abs().max()
     assert 0 < error < 1.5 * LEVEL * (1 + jump)
     assert way(KEEP[name](None), jump)[:-1].abs().max() > 4 * LEVEL * (1 + jump)
@@ -98,7 +103,7 @@ def test_of_a_method_that_keeps_nothing_they_are_lost() -> None:
     assert error[: SIZE // 4].max() == pytest.approx(way(ob.local_sgd(1))[: SIZE // 4].abs().max())
 
 
-@pytest.mark.parametrize("name", [name for name in KEEP if not name.startswith("wagma")])
+@pytest.mark.parametrize("name", [name for name in KEEP if name not in FROM_THE_BEGINNING])
 def test_what_is_left_out_comes_later(name: str) -> None:
     """All but 20 of 200 numbers are left out each time."""
     exact, coded = way(KEEP[name](None)), way(KEEP[name](ob.codec.topk(20)))

@@ -203,7 +203,8 @@ def check_counts(case: Case, run: ob.Run, seen: Seen) -> None:
     if case.strategy.name == "nonblocking":
         check_samples(case, run, seen)
         return
-    applied = {slot: times for slot, times in enumerate((run.final * case.workers).tolist()) if abs(times) > 1e-9}
+    whole = (run.final * case.workers + unsent(case, seen)).tolist()
+    applied = {slot: times for slot, times in enumerate(whole) if abs(times) > 1e-9}
     due = {
         case.slot(rank, step): share(case, run, rank, step)
         for rank, taken in enumerate(run.gradients)
@@ -233,8 +234,18 @@ def share(case: Case, run: ob.Run, rank: int, step: int) -> float:
     return per_node / sum(taken > step for taken in run.gradients[first : first + per_node])
 
 
+def unsent(case: Case, seen: Seen) -> Tensor | float:
+    """What coding has lost of shared weights, on all workers together; the first rank of a node keeps it for all."""
+    if case.strategy.name not in ("self_clocked", "wagma") or case.strategy.settings["codec"] is None:
+        return 0.0
+    per_node: Any = case.strategy.settings["per_node"]
+    lost = [seen.me[rank // per_node * per_node].memory.lost for rank in range(case.workers)]
+    return 0.0 if None in lost else torch.stack([vec.parts[0] for vec in lost]).sum(0)
+
+
 def conserves(case: Case) -> bool:
-    """Whether the method says that the sum over all workers changes by what they learn, and by nothing else."""
+    """Whether the method says that the sum over all workers, and of what is ``unsent``, changes by what they learn, and
+    by nothing else."""
     how: Any = case.strategy.settings
     name = case.strategy.name
     coded = how.get("codec") is not None and case.workers > 1
@@ -245,9 +256,9 @@ def conserves(case: Case) -> bool:
     if name == "ringmaster":
         return not coded
     if name == "self_clocked":
-        return how["outer_momentum"] == 0.0 and not coded
+        return how["outer_momentum"] == 0.0
     if name == "wagma":
-        return (how["merge"] == "correct" or how["late"] > 0) and not coded
+        return how["merge"] == "correct" or how["late"] > 0
     if name == "dasgd":
         return (how["merge"] == "correct" or (how["delay"] == 0 and how["xi"] in (0.0, 1.0))) and not coded
     if name == "diloco":
