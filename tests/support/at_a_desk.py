@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from offbeat.live.partial.desk import Desk
-from offbeat.live.partial.stacks import DEPOSITS, NOWHERE, READS, SEEN, Home, Slots, number_of
+from offbeat.live.partial.stacks import DEPOSITS, READS, SEEN, Home, Slots, number_of
 from offbeat.live.transport.hub import Frame, Word
 from offbeat.rounds.rules import Rules
 from offbeat.topology import everyone, groups
@@ -66,8 +66,6 @@ class Worker:
 
     def told(self, answer: Any) -> None:
         for home, number, complete, _, summers, divisor, terms in (sums := answer[2]):
-            if tuple(home) == NOWHERE:
-                continue  # it is made when it is read
             if not complete and self.flags.get(tuple(home), -1) < number:  # else it is there, made by another
                 if summers == (self.rank,) and home[0] != self.rank:  # as on a GPU, where one adds for all
                     assert tuple(home) in self.memory, "a slot is memory only when its owner has written there"
@@ -119,15 +117,7 @@ class Worker:
         return numbers
 
     def read(self, refs: Any, sums: Any) -> float:
-        return sum(
-            f * (self.memory[member, slot] if member >= 0 else self.sum(sums[slot], sums)) for member, slot, f in refs
-        )
-
-    def sum(self, recipe: Any, sums: Any) -> float:
-        home, _, _, _, _, divisor, terms = recipe
-        if tuple(home) != NOWHERE:
-            return float(self.memory[tuple(home)])
-        return sum(self.read(term, sums) for term in terms) / divisor
+        return sum(f * self.memory[tuple(sums[slot][0]) if member < 0 else (member, slot)] for member, slot, f in refs)
 
 
 def own_in(answer: Any) -> set[Home]:
@@ -188,7 +178,7 @@ def play(
     most = 0
     draw, nodes = random.Random(seed), Nodes(size)
     whom = groups(size, 2) if weights else everyone(size)
-    slots = Slots(size, SLOTS, small=False, shares=bool(seed % 2), pooled=pooled, loose=pooled and rules.replaces)
+    slots = Slots(size, SLOTS, small=False, shares=bool(seed % 2), pooled=pooled)
     desk, memory, flags = Watched(rules, whom, nodes, 0, 0, slots), Memory(), Flags()
     desk.newest, desk.means = dict.fromkeys(range(size), 0.0), {}
     first = 0.0 if weights else None

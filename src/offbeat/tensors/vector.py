@@ -115,14 +115,10 @@ class Vec:
         return list(zip(target.parts, self.parts, strict=True))
 
     def add_(self, other: Vec, alpha: float = 1.0) -> Vec:
-        return other.add_to(self, alpha)
-
-    def add_to(self, target: Vec, alpha: float = 1.0) -> Vec:
-        """Let ``target`` be itself and ``alpha`` times this vector."""
-        for p, q in zip(target.parts, self.parts, strict=True):
+        for p, q in zip(self.parts, other.parts, strict=True):
             p.add_(q, alpha=alpha)
-        target.used = either(target.used, self.used)
-        return target
+        self.used = either(self.used, other.used)
+        return self
 
     def taken_from_(self, other: Vec) -> Vec:
         """Let this be ``other`` minus this, in one go."""

@@ -51,7 +51,7 @@ def test_what_is_not_added_up_yet_is_the_same_where_it_is_put_and_where_it_is_re
         rooms.append(Vec([torch.empty(N)]))
         return rooms[-1]
 
-    sums = adding.Unadded([[(Vec([tensor]), factor) for tensor, factor in term]], 1, None, room, ONE)
+    sums = adding.Unadded([(Vec([tensor]), factor) for tensor, factor in term], None, room, ONE)
     put = Vec([torch.empty(N)]).copy_(sums)
     assert not rooms, "what is put elsewhere needs no memory of its own"
     assert torch.equal(put.parts[0], expected)

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from offbeat.live.carriers.hands import ONE, Hands
 from offbeat.live.carriers.kernels import Term, add_in_one_pass
-from offbeat.tensors.vector import Used, Vec, Way, either, no_grad
+from offbeat.tensors.vector import Used, Vec, Way, no_grad
 
 CHUNK = 1 << 17  # numbers: out and one term stay inside a core's second cache, and calls are few
-LONG_CHUNK = 1 << 22  # on a GPU
 
 
 def add_up(
@@ -108,25 +107,17 @@ def lay(x: Vec, target: Vec, hands: Hands) -> None:
 
 
 class Unadded(Vec):
-    """A sum of vectors that has not been made yet: it is made where it is put, in one pass.
+    """A sum of vectors that have not been added up yet: it is made where it is put, in one pass.
 
-    ``terms``: those of each member, each vector with what it counts; all are divided once. Whoever reads it gets it in
-    memory that ``room`` gives.
+    Whoever reads it gets it in memory that ``room`` gives.
     """
 
-    __slots__ = ("_divisor", "_hands", "_made", "_room", "_terms")
+    __slots__ = ("_hands", "_made", "_room", "_term")
 
-    def __init__(
-        self,
-        terms: Sequence[Sequence[tuple[Vec, float]]],
-        divisor: float,
-        used: Used,
-        room: Callable[[], Vec],
-        hands: Hands,
-    ) -> None:
-        self._terms, self._divisor, self._room, self._hands = terms, divisor, room, hands
-        self._phantom_bytes, self.used, self.cut = 0, used, None
+    def __init__(self, term: Sequence[tuple[Vec, float]], used: Used, room: Callable[[], Vec], hands: Hands) -> None:
+        self._term, self._room, self._hands, self._phantom_bytes, self.used = term, room, hands, 0, used
         self._made: Vec | None = None
+        self.cut = None
 
     @property
     def parts(self) -> tuple[Tensor, ...]:  # type: ignore[override]
@@ -139,37 +130,9 @@ class Unadded(Vec):
         if self._made is not None or scale != 1.0:
             return super().put_into(target, scale)
         for p, tensor in enumerate(target.parts):
-            add_up(tensor, self._terms_of(p), self._divisor, hands=self._hands)
+            add_up(tensor, [[(v.parts[p], f) for v, f in self._term]], 1, hands=self._hands)
         target.used = self.used
         return target
-
-    def add_to(self, target: Vec, alpha: float = 1.0) -> Vec:
-        if self._made is not None:
-            return super().add_to(target, alpha)
-        for p, tensor in enumerate(target.parts):
-            self._add_to(tensor, self._terms_of(p), alpha)
-        target.used = either(target.used, self.used)
-        return target
-
-    def _add_to(self, tensor: Tensor, terms: Sequence[Term], alpha: float) -> None:
-        """A stretch at a time, so that little memory is needed for the sum."""
-        length = LONG_CHUNK if tensor.is_cuda else CHUNK * max(1, torch.get_num_threads())
-
-        def over(lo: int, hi: int) -> None:
-            scratch = torch.empty(min(length, hi - lo), dtype=tensor.dtype, device=tensor.device)
-            for a in range(lo, hi, length):
-                b = min(a + length, hi)
-                here = [[(t[a:b], f) for t, f in term] for term in terms]
-                _add_up(scratch[: b - a], here, self._divisor, 0, b - a)
-                tensor[a:b].add_(scratch[: b - a], alpha=alpha)
-
-        if tensor.is_cuda:
-            over(0, tensor.numel())
-        else:
-            self._hands.over(0, tensor.numel(), over)
-
-    def _terms_of(self, part: int) -> list[list[tuple[Tensor, float]]]:
-        return [[(v.parts[part], f) for v, f in term] for term in self._terms]
 
 
 def stretch(numel: int, part: int, parts: int) -> tuple[int, int]:

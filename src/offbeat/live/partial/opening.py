@@ -135,12 +135,7 @@ class Opening:
         # Of a gradient that is dropped its worker hears later: until then it would count a slot as its own that
         # another writes to.
         pooled = like.nbytes >= LONG_BYTES and channel.rules.absent in ("carry", "last", "shared")
-        # (Results that stand on other results would be sums of ever more.)
-        slots = {
-            **self._slots(nodes.count, like, shelves),
-            "pooled": pooled,
-            "loose": pooled and channel.rules.replaces,
-        }
+        slots = {**self._slots(nodes.count, like, shelves), "pooled": pooled}
         plan = plan_of_channel(channel, nodes.count, nodes.per_node, me.seed, first_round)
         line, questions = self.lines.meet(
             lambda: Desk(channel.rules, channel.whom, nodes, me.seed, first_round, Slots(**slots)),

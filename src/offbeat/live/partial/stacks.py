@@ -12,8 +12,6 @@ What may be overwritten when:
 - A slot that holds a sum is free when nobody needs the sum: nobody has it to hand out, no worker that was given it can
   still be reading or adding (it has come again since), no vector stands on it. These are exactly the references that
   this process holds to the `Sum`; when the last one goes, so does the claim on the slot.
-- A sum of two deposits need not be made (``loose``): whoever is given it reads both where they lie. Then the slots of
-  the two belong to the sum as long as anybody may be reading it, and no other is needed.
 """
 
 from __future__ import annotations
@@ -32,8 +30,6 @@ VECTORS = 6  # at most, that a replica consists of: the weights, and what an opt
 DEPOSITS = 16  # the first slots of a shelf are its worker's, the others the hub's
 
 Home = tuple[int, int]  # in whose shelf, and which slot there
-NOWHERE: Home = (-1, -1)
-FEW = 2  # deposits are read where they lie: to make their sum first would be another pass, and another slot
 _SHELF = 1 << 32
 
 
@@ -64,7 +60,7 @@ class Deposited:
 class Sum:
     """What a round comes to: who adds what, and where."""
 
-    __slots__ = ("_free", "complete", "divisor", "home", "loose", "number", "private", "summers", "terms", "version")
+    __slots__ = ("_free", "complete", "divisor", "home", "number", "private", "summers", "terms", "version")
 
     def __init__(self, version: int, terms: list[Stack], divisor: int) -> None:
         self.version, self.divisor, self.number = version, divisor, -1
@@ -74,7 +70,6 @@ class Sum:
         self.home: Home | None = None
         self.summers: tuple[int, ...] = ()
         self.private = self.complete = False
-        self.loose = False  # nobody makes it: whoever is given it adds up its terms
         self._free: Callable[[Home], None] | None = None
 
     def assign(
@@ -91,12 +86,6 @@ class Sum:
     def deposits(self) -> Iterable[Deposited]:
         """Those that are to be added up, each once."""
         return {id(p): p for term in self.terms for p, _ in term.refs if isinstance(p, Deposited)}.values()
-
-    @property
-    def is_of_few_deposits(self) -> bool:
-        """And stands on no other sum."""
-        refs = [place for term in self.terms for place, _ in term.refs]
-        return len(refs) <= FEW and all(isinstance(place, Deposited) for place in refs)
 
     def seen(self) -> None:
         """It is there: what it was made of is no longer needed."""
@@ -175,7 +164,7 @@ class Guest:
         for one, flags in zip(told, said, strict=False):
             if one.private:
                 one.summers = tuple(r for r in one.summers if r != self.rank)
-            if flags & SEEN and not (one.complete or one.loose or (one.private and one.summers)):
+            if flags & SEEN and not one.complete and not (one.private and one.summers):
                 one.seen()
         self.lent = [one for one, flags in zip(told, said, strict=False) if flags & READS] + self.lent
 
@@ -217,13 +206,11 @@ class Slots:
 
     ``shares``: several workers make a sum together; else one does, for all. ``small``: in vectors so short, each of
     them adds up all, instead of waiting for another's part. ``pooled``: deposits and sums lie in the same slots, which
-    are named when they are needed. ``loose``: sums of few deposits are not made.
+    are named when they are needed.
     """
 
-    def __init__(
-        self, size: int, slots: int, small: bool, shares: bool, pooled: bool = False, loose: bool = False
-    ) -> None:
-        self._small, self._shares, self.pooled, self._loose = small, shares, pooled, loose
+    def __init__(self, size: int, slots: int, small: bool, shares: bool, pooled: bool = False) -> None:
+        self._small, self._shares, self.pooled = small, shares, pooled
         # Sums are numbered when they are given a slot: a slot's flags only grow, and an older round's sum may come to
         # lie where a newer one's lay, if nobody has needed it before.
         self._numbers = itertools.count()
@@ -238,15 +225,12 @@ class Slots:
         """The answers as letters; whoever is answered now adds up what nobody has added up yet."""
         for answer in answers:
             for total in answer.sums:
-                if total.home is None and not total.loose:
+                if total.home is None:
                     told = [a for a in answers if total in a.sums]
                     self._assign(total, sorted(a.chair.rank for a in [a for a in told if a.adds] or told))
         return [self._letter(answer) for answer in answers]
 
     def _assign(self, total: Sum, takers: list[int]) -> None:
-        total.loose = self._loose and total.is_of_few_deposits
-        if total.loose:
-            return
         if not self._shares:
             takers = takers[:1]
         private = self._small and self._shares
@@ -299,15 +283,7 @@ class Slots:
         index = {id(one): k for k, one in enumerate(sums)}
         chair.lent += sums
         recipes = [
-            (
-                s.home or NOWHERE,
-                s.number,
-                s.complete,
-                s.private,
-                s.summers,
-                s.divisor,
-                [_refs(term, index) for term in s.terms],
-            )
+            (s.home, s.number, s.complete, s.private, s.summers, s.divisor, [_refs(term, index) for term in s.terms])
             for s in sums
         ]
         reply: Any = (
@@ -340,7 +316,7 @@ def _let_go(total: Sum, worker: int, tray: Stack | None) -> list[Home]:
     found = []
     for place in total.deposits:
         mine = place.worker == worker and not place.told and place.sums == 1
-        if mine and not (total.private or total.loose) and id(place) not in kept:
+        if mine and not total.private and id(place) not in kept:
             place.told = True
             found.append(place.home)
     return found

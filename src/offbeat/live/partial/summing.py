@@ -4,8 +4,6 @@ A sum's slot is written by its adders, each its own stretch, and a stretch is re
 that an adder does not get on (it may have been stopped) makes the sum itself, in memory of its own, from the same
 deposits. They were still whole if that adder's flag is still down afterwards: their owners wait for it.
 
-A *loose* sum has no slot: it is made where it is put, from deposits that stay as they are until all have read it.
-
 A worker's second thread makes sums while the worker reads others. ``_books`` protects the spare memory that both take
 from: without it, one vector could be given to two.
 """
@@ -37,7 +35,7 @@ class Sums:
 
     def is_there(self, recipe: Recipe) -> bool:
         """Whether all parts of a sum are."""
-        return recipe.complete or recipe.loose or self._shelves.raised(*recipe.home, recipe.parts, recipe.number)
+        return recipe.complete or self._shelves.raised(*recipe.home, recipe.parts, recipe.number)
 
     def all_there(self, told: Delivery) -> bool:
         """Whether nobody else's part is missing."""
@@ -54,7 +52,7 @@ class Sums:
     def _is_mine_to_make(self, recipe: Recipe) -> bool:
         """Not a second time, if I am told again of a sum before I could say that it is there: its deposits may have
         been written over as soon as it was."""
-        if recipe.complete or self._rank not in recipe.summers:  # of a loose one there are none
+        if recipe.complete or self._rank not in recipe.summers:
             return False
         part = 0 if recipe.private else recipe.summers.index(self._rank)
         return not self._shelves.raised(*recipe.home, [part], recipe.number)
@@ -110,26 +108,17 @@ class Sums:
     def find(self, told: Delivery) -> None:
         """Look the results up that can be read now, so that whoever reads them later need not."""
         for k in told.results:
-            if self.is_there(told.sums[k]) and not told.sums[k].loose:
+            if self.is_there(told.sums[k]):
                 self._sum(k, told)
 
     def value(self, refs: Sequence[Ref], told: Delivery, plus: Vec | None = None) -> Vec:
         """One of them; ``plus`` is added to it. To be read before I lay down anything else."""
-        whole = told.sums[refs[0][1]] if len(refs) == 1 and refs[0][0] < 0 and refs[0][2] == 1.0 else None
-        if whole is not None and whole.loose:
-            assert plus is None  # where weights replace others
-            return self._unadded(whole.terms, whole.divisor, told)
-        if whole is not None and plus is None:
+        if len(refs) == 1 and refs[0][0] < 0 and refs[0][2] == 1.0 and plus is None:
             return self._sum(refs[0][1], told)
-        return self._unadded([refs], 1, told, plus)
-
-    def _unadded(self, terms: Sequence[Sequence[Ref]], divisor: int, told: Delivery, plus: Vec | None = None) -> Vec:
-        """To be made where it is put."""
-        readable = self._readable(terms, told)
+        (term,) = self._readable([refs], told)
         if plus is not None:
-            readable[-1].append((plus, 1.0))
-        used = self.used(terms, told.sums)
-        return Unadded(readable, divisor, used, lambda: self._memory(told), self._shelves.hands)
+            term.append((plus, 1.0))
+        return Unadded(term, self.used([refs], told.sums), lambda: self._memory(told), self._shelves.hands)
 
     def _readable(self, terms: Sequence[Sequence[Ref]], told: Delivery) -> list[list[tuple[Vec, float]]]:
         return [[(self._sum(k, told) if m < 0 else self._shelves.vec(m, k), f) for m, k, f in term] for term in terms]

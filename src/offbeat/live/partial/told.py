@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from offbeat.live.partial.stacks import NOWHERE, Home
+from offbeat.live.partial.stacks import Home
 from offbeat.rounds.seat import Event
 from offbeat.tensors.vector import Vec
 
@@ -22,11 +22,6 @@ class Recipe(NamedTuple):
     summers: tuple[int, ...]
     divisor: int
     terms: list[list[Ref]]
-
-    @property
-    def loose(self) -> bool:
-        """Nobody makes it: its terms are added up by whoever reads it."""
-        return self.home == NOWHERE
 
     @property
     def parts(self) -> range:
