@@ -252,8 +252,10 @@ class Slots:
             return None
         out = []
         for _ in range(VECTORS):
-            one, home = Sum(version, [], 1), (owner, self._new[owner].pop())
-            self._unwritten.add(home)
+            new, one, home = not self._free, Sum(version, [], 1), self._slot(owner)
+            assert home is not None
+            if new:
+                self._unwritten.add(home)
             one.assign(home, next(self._numbers), (), False, self.give_back)
             one.complete = True  # nobody is told of it before it is
             out.append(one)
