@@ -14,7 +14,10 @@ import offbeat as ob
 CODED = [name for name, card in ob.STRATEGIES.items() if "codec" in inspect.signature(card.make).parameters]
 
 
-@pytest.mark.parametrize("given", ["int8", "none", 8, ob.codec.int8, [ob.codec.int8()]], ids=str)
+NO_CODECS = {"a name": "int8", "none": "none", "a number": 8, "its maker": ob.codec.int8, "a list": [ob.codec.int8()]}
+
+
+@pytest.mark.parametrize("given", NO_CODECS.values(), ids=NO_CODECS)
 @pytest.mark.parametrize("name", CODED)
 def test_what_is_no_codec_is_refused_by_every_method_that_takes_one(name: str, given: object) -> None:
     with pytest.raises(ValueError, match=rf"^{name}: codec is .*, but must be a codec, such as ob\.codec\.int8\(\)"):
