@@ -88,6 +88,21 @@ def test_waiting_in_collectives_of_others_is_kept_and_told_on_the_page_and_in_wo
     assert said in (tmp_path / "kept" / "report.html").read_text()
 
 
+def test_which_way_vectors_went_is_kept_and_told_on_the_page(made: Path, tmp_path: Path) -> None:
+    story = folder.read(made)
+    simulated, shared, both = story.recordings
+    recordings = [
+        simulated,
+        replace(shared, record=replace(shared.record, carriers=("shm",))),
+        replace(both, record=replace(both.record, carriers=("gloo", "shm"))),
+    ]
+    folder.write(tmp_path / "kept", replace(story, recordings=recordings))
+    assert [r.record.carriers for r in folder.read(tmp_path / "kept").recordings] == [(), ("shm",), ("gloo", "shm")]
+    assert run(f"report {tmp_path}/kept") == 0
+    told = re.findall(r"vectors went through [a-z ]+", (tmp_path / "kept" / "report.html").read_text())
+    assert told == ["vectors went through shm", "vectors went through gloo and shm"]
+
+
 def test_how_workers_talked_is_kept_and_told_on_the_page_and_in_words(tmp_path: Path, capsys: Captured) -> None:
     line = "simulate self_clocked --task none --workers 4 --steps 20 --delay 'rank 2 100ms'"
     assert run(f"{line} --report {tmp_path}/kept --json {tmp_path}/run.json") == 0

@@ -122,7 +122,7 @@ def test_compare_live_writes_one_run_for_each_strategy(tmp_path: Path, capsys: p
     assert "speed-up" in shown
 
 
-def test_train_without_a_strategy_takes_the_default_and_its_folder_can_be_simulated_again(
+def test_train_without_a_strategy_takes_the_default_names_its_carrier_and_its_folder_can_be_simulated_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept, file = str(tmp_path / "kept"), tmp_path / "run.json"
@@ -130,6 +130,8 @@ def test_train_without_a_strategy_takes_the_default_and_its_folder_can_be_simula
     assert main(["train", *words, "--report", kept, "--json", str(file)]) == 0
     (live,) = json.loads(file.read_text())["runs"]
     assert (live["strategy"], live["mode"], live["workers"]) == ("self_clocked", "live", 2)
+    assert live["carriers"] == ["shm"]
+    assert "vectors went through shm" in Path(kept, "report.html").read_text()
     capsys.readouterr()
     words = ["--task", "none", "--workers", "2", "--steps", "5", "--bandwidth", "1000Gbps", "--latency", "0s"]
     assert main(["simulate", "allreduce", *words, "--compute", kept, "--json", str(file)]) == 0

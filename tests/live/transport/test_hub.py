@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+import offbeat as ob
 from offbeat.live.partial.coordinator import Coordinator
+from offbeat.live.transport import hub as hubs
 from offbeat.live.transport.hub import HELLO, MOST_STRANGERS, Entrance, Frame, Hub, Word, connect, read_frame
 from offbeat.rounds import waiting
 from offbeat.rounds.referee import Referee
 from offbeat.rounds.rules import Rules
+from tests.support.nets import trained
+from tests.support.scenarios import Told, scenario
 
 TOKEN = bytes(range(16))
 
@@ -104,3 +109,57 @@ def test_a_hub_that_is_given_up_hangs_up_on_everybody() -> None:
     assert read_frame(clerk) is None
     assert is_sent_away(stranger)
     clerk.close()
+
+
+def families(hub: Hub) -> list[int]:
+    """Of both clerks' connections."""
+    clerks = [connect(told(hub), rank) for rank in (0, 1)]
+    for clerk in clerks:
+        clerk.close()
+    return [clerk.family for clerk in clerks]
+
+
+def test_on_its_own_host_a_hub_is_spoken_to_without_the_network(hub: Hub) -> None:
+    assert families(hub) == [socket.AF_UNIX] * 2
+
+
+def test_where_its_unix_socket_is_not_found_a_hub_is_spoken_to_over_tcp(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hubs, "_unix_name", lambda token: b"\0nobody-is-here")
+    assert families(hub) == [socket.AF_INET] * 2
+
+
+METHODS = (ob.eager(), ob.self_clocked(), ob.ad_psgd(), ob.allreduce())
+
+
+def dialled(rank: int, strategy: ob.Strategy, without_unix: bool = False) -> int:
+    """How many connections to hubs this rank makes over TCP in a run."""
+    made, dial = list[Any](), socket.create_connection
+
+    def counted(address: Any, *args: Any, **named: Any) -> socket.socket:
+        made.append(address)
+        return dial(address, *args, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket, "create_connection", counted)
+        if without_unix:
+            patch.setattr(hubs, "_connect_here", lambda token: None)
+        trained(rank, strategy, steps=2)
+    return len(made)
+
+
+@scenario(2)
+def on_one_host(rank: int) -> list[int]:
+    return [dialled(rank, strategy) for strategy in METHODS]
+
+
+@scenario(2)
+def without_unix_sockets(rank: int) -> list[int]:
+    return [dialled(rank, ob.eager(), without_unix=True)]
+
+
+@pytest.mark.live
+def test_in_a_run_on_one_host_no_hub_is_spoken_to_over_tcp(told: Told) -> None:
+    assert told(on_one_host) == [[0] * len(METHODS)] * 2
+    assert all(made > 0 for (made,) in told(without_unix_sockets))
