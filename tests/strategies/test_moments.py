@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import offbeat as ob
-from offbeat.method import Replica, Vec
+from offbeat.method import Grad, Replica, Vec
 from offbeat.method.moments import Moments, as_of_the_mean
 from offbeat.strategies import STRATEGIES
+from offbeat.strategies.desloc import MomentsBeside
 from tests.support.formulas import HEAVY, close, final
 
 Optimizer = Callable[[Any], torch.optim.Optimizer]
@@ -34,7 +35,7 @@ def task(optimizer: Optimizer) -> ob.Task:
 
 
 def held(
-    strategy: ob.Strategy, optimizer: Optimizer, steps: int, workers: int = 3, **how: Any
+    strategy: ob.Strategy, optimizer: Optimizer, steps: int | None, workers: int = 3, **how: Any
 ) -> list[dict[str, Tensor]]:
     """What each worker's optimiser remembers when its method has ended."""
     states: dict[int, dict[str, Tensor]] = {}
@@ -95,10 +96,110 @@ def test_of_two_workers_whose_moments_mix_in_every_step_both_remember_the_same(n
         close(together[0][moment], together[1][moment])
 
 
-def test_every_method_that_averages_weights_in_step_has_the_setting() -> None:
-    """In partial rounds it could not be right: see DESIGN.md."""
+IN_ROUNDS: dict[str, Callable[..., ob.Strategy]] = {
+    "wagma": ob.wagma,
+    "wagma, correct": partial(ob.wagma, merge="correct"),
+    "wagma, late": partial(ob.wagma, late=1),
+    "self_clocked": ob.self_clocked,
+    "self_clocked, in pairs": partial(ob.self_clocked, group=2),
+    "ad_psgd": ob.ad_psgd,
+    "decoupled": partial(ob.decoupled, fragments=1),
+}
+GRADIENTS = {"allreduce", "qsgd", "eager", "msync", "ringmaster", "nonblocking"}
+every_round = pytest.mark.parametrize("name", IN_ROUNDS)
+
+
+def test_every_method_that_averages_weights_has_the_setting() -> None:
     with_it = {name for name, one in STRATEGIES.items() if "moments" in inspect.signature(one.make).parameters}
-    assert with_it == {*IN_STEP}
+    assert with_it == {*IN_STEP, *(IN_ROUNDS[name]().name for name in IN_ROUNDS)}
+    assert with_it == {*STRATEGIES} - GRADIENTS
+
+
+@every_round
+def test_where_all_come_at_the_same_time_rounds_of_moments_make_all_remember_the_same(name: str) -> None:
+    for n, same in ((1, (True, True, True)), (2, (False, True, False)), (None, (False,) * 3)):
+        for steps, wanted in zip((1, 2, 3), same, strict=True):
+            states = held(IN_ROUNDS[name](moments=n), ADAM, steps, workers=4)
+            for moment in ("exp_avg", "exp_avg_sq"):
+                assert equal(states, moment) == wanted, (n, steps)
+
+
+@every_round
+def test_the_first_round_of_moments_is_the_mean_of_what_the_workers_held(name: str) -> None:
+    apart, together = (held(IN_ROUNDS[name](moments=n), ADAM, 2, workers=4) for n in (None, 2))
+    for moment in ("exp_avg", "exp_avg_sq"):
+        close(together[0][moment], torch.stack([state[moment] for state in apart]).mean(0))
+
+
+def one_in_twenty(step: int, rank: int) -> float:
+    """Rank 2 is twenty times slower."""
+    return 2.0 if rank == 2 else 0.1
+
+
+@every_round
+def test_nobody_waits_for_a_slow_worker_s_moments(name: str) -> None:
+    """What it handed in last, nothing at first, answers for it; so all take as many steps as without."""
+    how = {"seconds": 4.0, "compute_s": one_in_twenty}
+    settings = {"tau": None} if name.startswith("wagma") else {"quorum": 2} if name == "decoupled" else {}
+    taken = [
+        ob.simulate(IN_ROUNDS[name](moments=n, **settings), task(ADAM), 4, **how).gradients  # type: ignore[arg-type]
+        for n in (None, 1)
+    ]
+    assert taken[0] == taken[1]
+    assert taken[0][0] > 10 * taken[0][2]
+
+
+@every_round
+def test_whoever_is_late_moments_come_nearer_to_each_other_and_squares_stay_positive(name: str) -> None:
+    late = {"compute_s": lambda step, rank: 0.1 + 0.07 * rank, "seconds": 3.0}
+    settings = {"tau": None} if name.startswith("wagma") else {"quorum": 2} if name == "decoupled" else {}
+    states = held(IN_ROUNDS[name](moments=1, **settings), ADAM, None, workers=4, **late)
+    assert all((state["exp_avg_sq"] >= 0).all() for state in states)
+    apart = held(IN_ROUNDS[name](moments=None, **settings), ADAM, None, workers=4, **late)
+
+    def spread(states: list[dict[str, Tensor]]) -> float:
+        return float(torch.stack([state["exp_avg_sq"] for state in states]).std(0).mean())
+
+    assert spread(states) < spread(apart) / 2
+
+
+def test_a_late_worker_blends_the_mean_with_its_own() -> None:
+    """(S · mean + own) / (S + 1), by hand: one round of two workers' moments, of which one comes later."""
+    seen: dict[int, list[Tensor]] = {0: [], 1: []}
+
+    def squares(me: Replica) -> Tensor:
+        return me.moments(2).value.parts[0].clone()
+
+    async def body(me: Replica) -> None:
+        beside = MomentsBeside(me, 1)
+        await beside.open()
+        async for t in me.own_steps():
+            me.step(await Grad())
+            seen[me.rank].append(squares(me))
+            await beside.averaged(t)
+            seen[me.rank].append(squares(me))
+        await beside.rest()
+
+    strategy = dataclasses.replace(ob.local_sgd(), body=body)
+    ob.simulate(strategy, task(ADAM), 2, 1, compute_s=lambda step, rank: 1.0 + rank)
+    close(seen[0][1], seen[0][0])  # the other had none, and did not count
+    close(seen[1][1], (2 * seen[0][0] + seen[1][0]) / 3)
+
+
+def test_moments_in_rounds_travel_only_in_their_turn() -> None:
+    def sent(moments: Any) -> int:
+        strategy = ob.wagma(group=2, tau=None, moments=moments)
+        return ob.simulate(strategy, None, workers=2, steps=6, parameters=1000).wire_bytes
+
+    model = 2 * 4000
+    assert sent(None) == 6 * model
+    assert sent(1) == pytest.approx(3 * 6 * model, rel=0.01)
+    assert sent(3) == pytest.approx((6 + 2 + 2) * model, rel=0.01)
+
+
+def test_rounds_of_moments_are_not_counted_as_the_run_s() -> None:
+    runs = [ob.simulate(ob.wagma(moments=n), task(ADAM), 4, 8) for n in (None, 1)]
+    assert len(runs[0].trace.rounds) == len(runs[1].trace.rounds) > 0
 
 
 def test_of_linear_momentum_the_weights_take_no_notice_when_they_are_averaged_every_step() -> None:
@@ -215,6 +316,10 @@ def test_what_cannot_be_understood_gets_a_sentence() -> None:
     for moments, sentence in wrong.items():
         with pytest.raises(ValueError, match=sentence):
             ob.local_sgd(moments=moments)
+    with pytest.raises(
+        ValueError, match=r"wagma: moments is '3/6', but here those of both .* use one number, such as 6"
+    ):
+        ob.wagma(moments="3/6")  # type: ignore[arg-type]
 
 
 def test_for_one_step_adam_divides_by_the_squares_of_the_mean_and_then_remembers_its_own() -> None:

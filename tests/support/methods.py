@@ -40,7 +40,8 @@ def codecs(workers: int, drawn: Settings) -> st.SearchStrategy[Any]:
 
 def per_node(workers: int, drawn: Settings) -> st.SearchStrategy[int]:
     """Nodes that make up all workers, several rather than one, and enough of them for a group."""
-    least = drawn.get("group") or 1
+    group = drawn.get("group")
+    least = group if isinstance(group, int) else 1
     fitting = [n for n in range(1, workers + 1) if workers % n == 0 and workers // n >= least]
     return st.sampled_from([n for n in fitting if 1 < n < workers] * 2 + fitting)
 
@@ -70,6 +71,7 @@ def makes_pairs(drawn: Settings) -> bool:
 
 
 MOMENTS = one(None, None, 1, 3, "1/1", "2/1")
+TOGETHER = one(None, None, 1, 3, "2/2")
 
 CHOICES: dict[str, dict[str, Choice]] = {
     "allreduce": {},
@@ -95,15 +97,18 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "group": lambda workers, drawn: st.none() | st.integers(1, workers), "tau": one(None, 1, 3, 10),
         "wait": WAITS, "merge": one("paper", "correct"), "catch_up": one("current", "every_step"),
         "sync": one("barrier", "bounded"), "staleness": STALENESS, "late": one(0, 1), "grace": GRACE,
-        "per_node": per_node, "codec": codecs,
+        "per_node": per_node, "codec": codecs, "moments": TOGETHER,
     },
     "self_clocked": {
-        "period": one(1, 2, 3, "spread"), "group": lambda workers, drawn: st.none() | st.integers(1, workers),
-        "wait": WAITS, "late": one(0, 1), "meet": one("arrived", "all"), "pause": one(0.0, 0.5, 1.0),
+        "period": one(1, 2, 3, "spread"),
+        "group": lambda workers, drawn: st.sampled_from([None, "auto"]) | st.integers(1, workers),
+        "wait": lambda workers, drawn: st.just("auto") | WAITS(workers, drawn), "late": one(0, 1),
+        "meet": one("arrived", "all"), "pause": one(0.0, 0.5, 1.0, "auto"),
         "draw": lambda workers, drawn: st.integers(0, 3) if makes_pairs(drawn) else st.sampled_from([0, "auto"]),
         "staleness": lambda workers, drawn: st.none() if of_those_who_come(drawn) else st.sampled_from([None, 2, 5]),
         "grace": lambda workers, drawn: st.just(0.0) if of_those_who_come(drawn) else GRACE(workers, drawn),
-        "per_node": per_node, "codec": codecs, "squares": one(1, 4), "outer_momentum": one(0.0, 0.4),
+        "per_node": per_node, "codec": codecs, "squares": one(1, 4, "auto"), "outer_momentum": one(0.0, 0.4),
+        "moments": TOGETHER,
     },
     "nonblocking": {
         "micro": one("auto", 1, 2, 3, 8),
@@ -113,7 +118,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "budget": one(0.2, 0.5, 1.0), "codec": codecs,
     },
     "dpsgd": {"graph": graphs, "order": one("cta", "atc"), "codec": codecs, "moments": MOMENTS},
-    "ad_psgd": {"graph": graphs},
+    "ad_psgd": {"graph": graphs, "moments": TOGETHER},
     "sgp": {"graph": graphs, "codec": codecs, "moments": MOMENTS},
     "matcha": {"graph": graphs, "budget": one(0.2, 0.5, 1.0), "codec": codecs, "moments": MOMENTS},
     "diloco": {
@@ -124,6 +129,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
     "decoupled": {
         "every": whole(1, 4), "fragments": whole(1, 3), "quorum": WAITS, "merge": one("radial", "direct"),
         "outer_lr": one(0.0, 0.7, 1.0), "outer_momentum": one(0.0, 0.9), "grace": GRACE, "per_node": per_node,
+        "moments": TOGETHER,
     },
     "sparseloco": {
         "period": whole(1, 5), "decay": one(0.0, 0.5, 0.95, 1.0), "outer_lr": one(0.0, 0.65, 1.0),

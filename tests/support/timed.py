@@ -10,6 +10,7 @@ IN_NODES = {
     "ringmaster, in nodes",
     "self_clocked, in nodes",
     "wagma, in nodes",
+    "wagma, with moments, in nodes",
 }
 BY_SPEED = {"local_sgd, by speed", "local_sgd, by speed and coded", "diloco, by speed"}  # never averaged half-way
 IN_SMALL_BUCKETS = "coded in small buckets"  # which several workers own; a record holds a codec by its name alone
@@ -46,6 +47,9 @@ TIMED: dict[str, ob.Strategy] = {
     "wagma, coded": ob.wagma(codec=ob.codec.qsgd(8)),
     "wagma, correct and coded in small buckets": ob.wagma(merge="correct", codec=ob.codec.int8(bucket=7)),
     "wagma, in nodes": ob.wagma(per_node=2),
+    "wagma, with moments": ob.wagma(tau=4, moments=2),
+    "wagma, late, with moments": ob.wagma(late=1, moments=1),
+    "wagma, with moments, in nodes": ob.wagma(per_node=2, moments=2),
     "self_clocked": ob.self_clocked(),
     "self_clocked, everyone at each step": ob.self_clocked(1, None, "first"),
     "self_clocked, by spread": ob.self_clocked("spread"),
@@ -59,8 +63,10 @@ TIMED: dict[str, ob.Strategy] = {
     "self_clocked, drawing": ob.self_clocked(1, 2, "first", draw=2, codec=None),
     "self_clocked, drawing, coded": ob.self_clocked(1, 2, draw=2, codec=ob.codec.int8()),
     "self_clocked, in nodes": ob.self_clocked(per_node=2),
+    "self_clocked, with moments": ob.self_clocked(moments=2),
     "ad_psgd": ob.ad_psgd(),
     "ad_psgd, ring": ob.ad_psgd("ring"),
+    "ad_psgd, with moments": ob.ad_psgd(moments=2),
     "nonblocking": ob.nonblocking(4),
     "nonblocking, auto": ob.nonblocking("auto", stop="auto"),
     "nonblocking, server": ob.nonblocking(4, over="server"),
@@ -84,5 +90,6 @@ TIMED: dict[str, ob.Strategy] = {
     "decoupled, direct": ob.decoupled(2, 3, "everyone", "direct"),
     "decoupled, quorum of one": ob.decoupled(2, 2, 1, outer_lr=0.4),
     "decoupled, in nodes": ob.decoupled(2, 2, per_node=2),
+    "decoupled, with moments": ob.decoupled(1, 3, moments=1),
     "sparseloco": ob.sparseloco(3, codec=ob.codec.topk(8)),
 }

@@ -208,6 +208,7 @@ class Channel:
     per_node: int = 1
     lost: Vec | None = None  # what coding has lost, added to what is given next; a clerk writes to it during rounds
     like: Vec | None = None  # what its vectors look like, where they do not look like the weights
+    beside: bool = False  # the run is about something else: it may be open beside a channel, or beside shared weights
     keep: Keeping = field(default_factory=Keeping, init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -48,6 +48,11 @@ class Told:
     averages: list[int] = field(default_factory=list)  # how many steps it had begun when it asked for each
     spent: list[float] = field(default_factory=list)  # the seconds of its own that it was told of
     gradients: int = 0  # steps with data
+    beside: dict[str, list[Event]] = field(default_factory=dict)  # events of channels beside the one of ``events``
+
+    def events_of(self, channel: str, beside: bool) -> list[Event]:
+        """Where what happens at this channel is written down."""
+        return self.beside.setdefault(channel, []) if beside else self.events
 
 
 @dataclass(frozen=True)
@@ -138,7 +143,7 @@ def _body(file: Path) -> dict[str, Any]:
 
 def _told(plain: Mapping[str, Any]) -> Told:
     return Told(
-        [(str(what), int(number)) for what, number in plain["events"]],
+        _events(plain["events"]),
         [
             Part(tuple((b, lo, hi) for b, lo, hi in p["pieces"]), p["done"], p["of"], p["whole_s"], p["samples"])
             for p in plain["parts"]
@@ -146,7 +151,12 @@ def _told(plain: Mapping[str, Any]) -> Told:
         list(plain["averages"]),
         [float(seconds) for seconds in plain["spent"]],
         plain["gradients"],
+        {name: _events(events) for name, events in plain.get("beside", {}).items()},
     )
+
+
+def _events(plain: Sequence[Sequence[Any]]) -> list[Event]:
+    return [(str(what), int(number)) for what, number in plain]
 
 
 def digest(parameters: Iterable[Tensor]) -> str:

@@ -91,6 +91,7 @@ class Clock:
     """Virtual time decides; ``told`` is where the order that comes of it is written down, if it is to be."""
 
     def __init__(self, told: Sequence[Told] | None = None) -> None:
+        self._told = told
         self._events = [own.events for own in told] if told is not None else None
         self._parts = [own.parts for own in told] if told is not None else None
         self._spent = [own.spent for own in told] if told is not None else None
@@ -98,7 +99,9 @@ class Clock:
     def channel(
         self, channel: Channel, env: simpy.Environment, network: Network, trace: Trace, nodes: Nodes, seed: int
     ) -> SimulatedChannel:
-        return SimulatedChannel(channel, env, network, trace, nodes, seed, self._events)
+        told, name, beside = self._told, channel.name, channel.beside
+        logs = None if told is None else [own.events_of(name, beside) for own in told]
+        return SimulatedChannel(channel, env, network, trace, nodes, seed, logs)
 
     def shared(
         self, env: simpy.Environment, network: Network, trace: Trace, arrived: Callable[[Pending], None]

@@ -312,7 +312,8 @@ class World:
     def _partial(self, channel: Channel) -> ChannelOfAll | NodesPartial:
         if channel.name not in self.partials:
             nodes, seed = Nodes(len(self.workers), channel.per_node), self.workers[0].me.seed
-            made = self._decides.channel(channel, self.env, self._network, self.trace, nodes, seed)
+            trace = Trace(keep_spans=False, keep_rounds=False) if channel.beside else self.trace
+            made = self._decides.channel(channel, self.env, self._network, trace, nodes, seed)
             self.partials[channel.name] = made if nodes.per_node == 1 else NodesPartial(made, self._network, self.env)
         return self.partials[channel.name]
 

@@ -22,6 +22,7 @@ from offbeat.method import (
     topology,
 )
 from offbeat.strategies.averaging import named
+from offbeat.strategies.desloc import MomentsBeside, both_every
 
 PAPER = Paper(
     name="ad_psgd",
@@ -39,7 +40,7 @@ PAPER = Paper(
 
 
 @method(PAPER)
-def ad_psgd(graph: str | Iterable[Edge] = "exponential") -> Body:
+def ad_psgd(graph: str | Iterable[Edge] = "exponential", moments: int | None = None) -> Body:
     """Average with one neighbour at a time while computing; add one's own step to what came of it.
 
     While a worker computes a gradient at x̂, its weights are averaged with a drawn neighbour's, and with those of
@@ -47,6 +48,8 @@ def ad_psgd(graph: str | Iterable[Edge] = "exponential") -> Body:
     need not stop for that, so a slow worker delays nobody, and no order of arrivals can lock.
 
     ``graph``: whose neighbours are drawn from, anew each step: a name, or a list of edges between ranks.
+    ``moments=10``: after every tenth step the inner optimiser's moments, such as Adam's, are averaged in a round of all
+    workers, in which what the absent handed in last answers for them.
 
     *When it helps*: workers of lasting unequal speed; a network where only neighbours can talk cheaply.
     *When it hurts*: many workers on a thin graph: agreement spreads slowly. Gradients are as stale as averages came in.
@@ -59,12 +62,13 @@ def ad_psgd(graph: str | Iterable[Edge] = "exponential") -> Body:
 
     Example: ``ob.ad_psgd()``
     """
-    graph = named(graph)
+    graph, K = named(graph), both_every(moments)
 
     async def body(me: Replica) -> None:
         whom = topology.graph(graph, me.size)
         await Share(me.x, neighbours(whom, me.rank))
-        memory = me.x.clone()
+        memory, moments_too = me.x.clone(), MomentsBeside(me, K)
+        await moments_too.open()
         async for t in me.own_steps():
             near = whom(t).senders(me.rank)
             peer = near[draw.below(len(near), me.seed, t, me.rank)] if near else me.rank
@@ -73,7 +77,9 @@ def ad_psgd(graph: str | Iterable[Edge] = "exponential") -> Body:
             me.step(await Grad())
             await Finish(meeting)
             me.x.copy_(await Add(x_hat.way_to(me.x)))
+            await moments_too.averaged(t)
         me.x.copy_(await Retire())
+        await moments_too.rest()
 
     return body
 

@@ -29,6 +29,7 @@ from offbeat.method import (
 )
 from offbeat.strategies.common import own_gradient
 from offbeat.strategies.common import quorum as needed
+from offbeat.strategies.desloc import MomentsBeside, both_every
 
 PAPER = Paper(
     name="decoupled",
@@ -74,6 +75,7 @@ def decoupled(
     outer_momentum: float = 0.9,
     grace: Window = 0.0,
     per_node: int = 1,
+    moments: int | None = None,
 ) -> Body:
     """Let an outer Nesterov step follow those learners who are ready, one fragment of the model after the other.
 
@@ -88,7 +90,9 @@ def decoupled(
     who must be there, as ``wait`` of ``eager``, and ``grace`` how long others are waited for then. ``merge="radial"``:
     of each tensor, Δ has the mean length of the ways and the direction of the mean of their directions, so that it does
     not shrink as ways of many learners part; ``"direct"``: their weighted mean. ``per_node=8``: eight consecutive ranks
-    are one learner, and average their gradients in step.
+    are one learner, and average their gradients in step. ``moments=10``: after every tenth round of its own a learner
+    hands in its inner optimiser's moments, such as Adam's, for a round of all, in which what the absent handed in last
+    answers for them, and takes their mean.
 
     *When it helps*: learners far apart, of unequal speed, some of which fail or stall: the others go on, and a slow one
     counts for what it has done.
@@ -109,7 +113,7 @@ def decoupled(
     eta = between("outer_lr", outer_lr, 0, float("inf"))
     mu = between("outer_momentum", outer_momentum, 0, 1)
     how = Rules(needed(quorum), "anew", good_for=1, grace=checked_window(grace))
-    radial = merge == "radial"
+    radial, K = merge == "radial", both_every(moments)
 
     async def body(me: Replica) -> None:
         P, cut = Nodes(me.size, per_node).count, Fragments(me, fragments)
@@ -144,7 +148,9 @@ def decoupled(
                 mem.steps[p], mem.rounds = 0, got.version + 1
 
         rounds = Channel("decoupled", topology.everyone(P), how, outer_step, per_node=per_node, like=cut.like)
+        moments_too = MomentsBeside(me, K, per_node)
         await Open(rounds, None)
+        await moments_too.open()
         async for t in me.own_steps(per_node):
             me.step(await own_gradient(me, per_node))
             mem.steps = [c + 1 for c in mem.steps]
@@ -153,8 +159,11 @@ def decoupled(
                 results = await rounds.mix(share(p), t)
                 outer_step(results)  # of earlier rounds, if it was too late for this one
                 is_in = any(me.rank in got.contributors for got in results)
+                if is_in:
+                    await moments_too.averaged(t)
         async for got in rounds.rest(lambda: None):
             outer_step([got])
+        await moments_too.rest()
 
     return body
 

@@ -32,6 +32,7 @@ from offbeat.method import (
     whole,
 )
 from offbeat.strategies.common import own_gradient, quorum, sends_all, whole_or
+from offbeat.strategies.desloc import MomentsBeside, both_every
 
 PAPER = Paper(
     name="self_clocked",
@@ -86,6 +87,7 @@ def self_clocked(
     codec: Codec | Literal["auto"] | None = "auto",
     squares: int | Literal["auto"] = "auto",
     outer_momentum: float = 0.0,
+    moments: int | None = None,
 ) -> Body:
     """Compute; whenever the last exchange is through, hand in what was learned since, and take what came of the others.
 
@@ -120,6 +122,8 @@ def self_clocked(
     are saved: as in SlowMo a worker goes on in the direction that it has come, by that share of its way from taking to
     taking and of those before, times 1 − p/n where n steps lie between two takings and the period asks for p. It hands
     that in as its own, and it takes two more copies of the weights.
+    ``moments=10``: at every tenth hand-in what the optimiser remembers, such as Adam's moments, is averaged, too, in a
+    round of all workers, which is waited for; what the absent handed in last answers for them. Else each keeps its own.
 
     *When it helps*: nobody knows beforehand who will be late, or how long a message takes.
     *When it hurts*: where all workers are alike and the network is quick, ``allreduce`` learns more from each sample:
@@ -137,6 +141,7 @@ def self_clocked(
     if between("outer_momentum", outer_momentum, 0, 1) == 1:
         raise ValueError(f"an outer_momentum of {outer_momentum!r} never fades; use 0 or more, and less than 1")
     sends_all(codec, "auto")
+    K = both_every(moments)
     if late not in (0, 1):
         raise ValueError(f"late is {late!r}, but a result can be 0 or 1 rounds late")
     one_of("meet", meet, ("arrived", "all"))
@@ -177,6 +182,7 @@ def self_clocked(
             p=least,
             C2=0.0,
             samples=0,
+            steps=0,  # since I last handed in
             u=me.x.zeros_like() if beta else None,  # the outer momentum
         )
         # A run that is resumed on other hosts goes on as it began: they have no common beginning to start from anew.
@@ -195,13 +201,14 @@ def self_clocked(
             grace=checked_window(grace),
         )
         before, steps = me.x, 0  # my weights when I last handed in, and the steps since
+        earlier = mem.steps  # those before a resume: they are in the weights that I come with
         pushed, left = False, me.x.clone() if beta else me.x  # whether they were pushed since; my weights after that
         through, took = False, 0  # whether that exchange is over, and the steps that were taken meanwhile
 
         def since() -> Vec | None:
             """How far I have moved since I handed in; from now on that is handed in."""
-            nonlocal steps, through, took, pushed
-            moved, steps, through, took, pushed = steps > 0 or pushed, 0, False, 0, False
+            nonlocal steps, earlier, through, took, pushed
+            moved, steps, earlier, through, took, pushed = steps > 0 or pushed, 0, 0, False, 0, False
             return before.way_to(me.x) if moved else None
 
         talking = me.reported.talking or Talking()
@@ -228,15 +235,18 @@ def self_clocked(
             left.copy_(me.x)
 
         partial = Channel("self_clocked", blocks, how.among(P), adopt, sent, since, per_node, mem.lost)
+        moments_too = MomentsBeside(me, K, per_node)
         await Open(partial, me.x if Q is None else me.x - mem.start)
+        await moments_too.open()
         async for t in me.own_steps(per_node):
             if steps == 0 and not pushed:
                 before = partial.keep(me.x)
             me.step(await own_gradient(me, per_node), mean_of=workers)
             steps += 1
+            mem.steps = earlier + steps
             through = through or await partial.through(t)
             took += not through
-            if through and steps >= max(mem.p, (1 + rest) * took):
+            if through and mem.steps >= max(mem.p, (1 + rest) * took):
                 n, moved = steps, since()
                 assert moved is not None
                 talking = talking.handed_in()
@@ -244,11 +254,13 @@ def self_clocked(
                 adopt(results)
                 if results and beta:
                     push(n)
-            elif not through and steps >= mem.p:
+                await moments_too.averaged(t)
+            elif not through and mem.steps >= mem.p:
                 talking = talking.waiting()
             me.report(talking=talking)
         async for got in partial.rest(since):
             adopt([got])
+        await moments_too.rest()
 
     return body
 

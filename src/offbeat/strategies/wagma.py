@@ -27,6 +27,7 @@ from offbeat.method import (
     whole,
 )
 from offbeat.strategies.common import Sync, optional, own_gradient, rules, sends_all
+from offbeat.strategies.desloc import MomentsBeside, both_every
 
 PAPER = Paper(
     name="wagma",
@@ -66,6 +67,7 @@ def wagma(
     grace: Window = 0.0,
     per_node: int = 1,
     codec: Codec | None = None,
+    moments: int | None = None,
 ) -> Body:
     """Average weights in rotating groups without waiting, all of them every τ steps.
 
@@ -84,7 +86,8 @@ def wagma(
     ``grace``: how long a round that may start waits for others, as in ``eager``.
     ``per_node=8``: eight consecutive ranks average their gradients in step, over the fast links inside a machine, and
     are one of the P workers to the groups; the ``codec`` is for what travels between nodes, and what it loses is given
-    to the next round.
+    to the next round. ``moments=10``: after every tenth round the inner optimiser's moments, such as Adam's, are
+    averaged, too, in a round of all workers of their own; what the absent handed in last answers for them.
 
     *When it helps*: stragglers that change from step to step, at a scale where one all-reduce a step is too much.
     *When it hurts*: very small τ (everybody waits again) or very large τ (replicas drift). With ``merge="paper"`` the
@@ -102,6 +105,7 @@ def wagma(
     optional("group", group)
     sends_all(codec)
     one_of("merge", merge, ("paper", "correct"))
+    K = both_every(moments)
     corrects = merge == "correct" or late > 0
     absent: Absent = "shared" if corrects else "last"
     how = rules(
@@ -146,14 +150,17 @@ def wagma(
             else:
                 me.x.add_(mean, alpha=float(S)).mul_(1.0 / (S + 1))
 
-        partial = channel(me, average, mine)
+        partial, moments_too = channel(me, average, mine), MomentsBeside(me, K, per_node)
         await Open(partial, mine())
+        await moments_too.open()
         async for t in me.own_steps(per_node):
             me.step(await own_gradient(me, per_node))
             average(await partial.mix(mine(), t))
+            await moments_too.averaged(t)
         async for got in partial.rest(mine):  # one without gradients adopts every result
             if got.count > 1:  # a group of one would give it back its own older weights
                 me.x.copy_(got.value if start is None else start + got.value)
+        await moments_too.rest()
 
     async def correct(me: Replica) -> None:
         start = common_beginning(me)
@@ -163,15 +170,18 @@ def wagma(
             if results and not alone:  # nobody else changes what one holds
                 me.x.copy_(results[-1].value if start is None else start + results[-1].value)
 
-        partial = channel(me, adopt, lambda: None)
+        partial, moments_too = channel(me, adopt, lambda: None), MomentsBeside(me, K, per_node)
         await Open(partial, me.x if start is None else me.x - start)
+        await moments_too.open()
         async for t in me.own_steps(per_node):
             x_hat = partial.keep(me.x)
             me.step(await own_gradient(me, per_node))
             step = x_hat.way_to(me.x)  # x − x̂
             adopt(await partial.mix(step, t))
+            await moments_too.averaged(t)
         async for got in partial.rest(lambda: None):
             adopt([got])
+        await moments_too.rest()
 
     body = correct if corrects else paper
     return body

@@ -26,6 +26,7 @@ METHODS = {
     "wagma, late": ob.wagma(late=1),
     "ad_psgd": ob.ad_psgd(),
     "self_clocked": ob.self_clocked(),
+    "moments too": ob.self_clocked(moments=1),
 }
 WAYS = ("all at once", "one fails")
 

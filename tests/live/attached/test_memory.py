@@ -38,13 +38,17 @@ OTHERS = (
     ob.wagma(codec=CODED),
     ob.wagma(merge="correct", codec=CODED),
     ob.ad_psgd(),
+    ob.wagma(moments=2),
+    ob.ad_psgd(moments=2),
+    ob.self_clocked(moments=1),
+    ob.decoupled(2, 3, moments=1),
     ob.nonblocking(2),
     ob.nonblocking(2, over="server"),
     ob.nonblocking(2, over="ring"),
     ob.nonblocking(2, codec=CODED, stop=NEVER_S),
 )
 CASES = {**IN_STEP, **{str(s): s for s in OTHERS}}
-NODES = {str(s): s for s in (ob.eager(per_node=2), ob.wagma(per_node=2, late=1))}
+NODES = {str(s): s for s in (ob.eager(per_node=2), ob.wagma(per_node=2, late=1), ob.wagma(per_node=2, moments=2))}
 WIDE, FEW_BYTES = 96, 2048
 
 

@@ -189,8 +189,9 @@ METHODS = {
     "wagma": ob.wagma(2, 2, "everyone"),
     "ad_psgd": ob.ad_psgd(),
     "self_clocked": ob.self_clocked(),
+    "moments too": ob.self_clocked(moments=1),
 }
-OF_TIMING = ("ad_psgd", "self_clocked")
+OF_TIMING = ("ad_psgd", "self_clocked", "moments too")
 
 
 def trained(rank: int, strategy: ob.Strategy) -> tuple[Tensor, tuple[str, ...]]:

@@ -34,6 +34,7 @@ PAIRS = {
     "wagma, late": ob.wagma(per_node=2, tau=None, late=1),
     "wagma": ob.wagma(per_node=2, tau=3),
     "wagma, coded": ob.wagma(per_node=2, tau=4, codec=ob.codec.qsgd(8)),
+    "moments too": ob.wagma(per_node=2, tau=None, merge="correct", moments=2),
 }
 EVEN, UNEVEN = (8, 8, 8, 8), (10, 7, 0, 13)
 EMPTY = (6, 7, 0, 0, 3, 9)  # a node without any data

@@ -47,6 +47,7 @@ METHODS = {
         ob.wagma(tau=3, merge="correct"),
         ob.wagma(tau=2, late=1),
         ob.wagma(sync="bounded", staleness=3),
+        ob.wagma(tau=2, moments=2),
         ob.ad_psgd(),
         ob.local_sgd(period=2),
     )

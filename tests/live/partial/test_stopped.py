@@ -36,6 +36,7 @@ METHODS = {
     "self_clocked": ob.self_clocked(codec=None),
     "self_clocked-first": ob.self_clocked(wait="first", codec=None),
     "ad_psgd": ob.ad_psgd(),
+    "moments too": ob.self_clocked(wait="first", codec=None, moments=2),
 }
 # Each worker adds up all of it, or its stretch; or that, with slots that are asked for.
 NUMBERS = {"short": 100, "long": 100_000, "pooled": 100_000}

@@ -63,6 +63,7 @@ NEVER = {
     "eager, late": ob.eager(sync_every=None, late=1),
     "wagma": ob.wagma(tau=None),
     "ad_psgd": ob.ad_psgd(),
+    "moments too": ob.wagma(tau=None, moments=1),
 }
 BESIDE = 20  # steps of the others while one takes its second
 

@@ -57,6 +57,8 @@ METHODS = {
         ob.wagma(tau=1),
         ob.wagma(tau=2),
         ob.wagma(wait="everyone"),
+        ob.wagma(moments=1),
+        ob.ad_psgd(moments=1),
         ob.msync(),
         ob.ringmaster(),
         ob.decoupled(),

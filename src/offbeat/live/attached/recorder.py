@@ -19,6 +19,10 @@ class NoRecorder:
 
     events: list[Event] | None = None  # where seats and shared weights write down what happens to them
 
+    def events_beside(self, channel: str) -> list[Event] | None:
+        """The same for a channel beside the run's."""
+        return None
+
     def begin(
         self,
         strategy: Strategy,
@@ -62,6 +66,9 @@ class Recorder(NoRecorder):
         self.events = self.told.events
         self.about: About | None = None
         self.final: tuple[float, ...] = ()
+
+    def events_beside(self, channel: str) -> list[Event] | None:
+        return self.told.events_of(channel, beside=True)
 
     def begin(
         self,

@@ -92,7 +92,15 @@ class Training:
             self._recorder.follow()
         self._recorder.begin(strategy, board.size, flat.whole(), given.seed, given.steps, unknown, self.me.hosts)
         twin = ReplicaTwin.of(flat, inner)
-        self.endpoints = Endpoints(board, self.transport, given.patience_s, self._recorder.events, self._island, twin)
+        self.endpoints = Endpoints(
+            board,
+            self.transport,
+            given.patience_s,
+            self._recorder.events,
+            self._island,
+            twin,
+            log_beside=self._recorder.events_beside,
+        )
         self._driver = Driver(strategy, self.me, self.transport, self.endpoints, self._recorder.spent, self._island)
         parts = (flat, board, self.transport, self._driver, self.endpoints)
         self.stepping = Stepping(*parts, given.accumulate, self._recorder)

@@ -62,7 +62,10 @@ class Nobody:
 
 
 class Endpoints:
-    """The clerk of this process, and at rank 0 the hub; nothing of either until a strategy opens a channel."""
+    """The clerk of this process, and at rank 0 the hub; nothing of either until a strategy opens a channel.
+
+    A channel beside the run's has another clerk and another hub: endpoints of its own, in a ``section`` of the board.
+    """
 
     def __init__(
         self,
@@ -72,9 +75,12 @@ class Endpoints:
         log: list[Event] | None = None,
         island: Island | None = None,
         twin: Twin | None = None,
+        section: str = "",
+        log_beside: Callable[[str], list[Event] | None] = lambda channel: None,
     ) -> None:
         self.others: AskForAverages = Nobody()
-        self._log = log
+        self._log, self._log_beside = log, log_beside
+        self._beside: dict[str, Endpoints] = {}  # of channels that are open beside the run's, by their names
         self._board, self._transport, self._patience_s = board, transport, patience_s
         self._channel: Channel | None = None
         self._clerk: AtChannel | None = None
@@ -89,7 +95,7 @@ class Endpoints:
         self._carriers: set[str] = set()
         self._stood: Vec | None = None
         self.trace = Trace(keep_spans=False)
-        self._opening = Opening(board, transport, patience_s, log, island, self.trace, twin)
+        self._opening = Opening(board, transport, patience_s, log, island, self.trace, twin, section)
 
     @property
     def is_open(self) -> bool:
@@ -121,17 +127,17 @@ class Endpoints:
 
     @property
     def waited_s(self) -> float:
-        return self._waited_s + sum(end.waited_s for end in self._ends if end)
+        return self._waited_s + sum(end.waited_s for end in (*self._ends, *self._beside.values()) if end)
 
     @property
     def wire_bytes(self) -> int:
-        return self._wire_bytes + sum(end.wire_bytes for end in (self._clerk, self._pairs) if end)
+        return self._wire_bytes + sum(e.wire_bytes for e in (self._clerk, self._pairs, *self._beside.values()) if e)
 
     @property
     def carriers(self) -> set[str]:
         """The ways vectors of this channel, or these shared weights, go between clerks; what lies in shared memory
         is the transport's to tell."""
-        return self._carriers.union(*(ways.carriers for ways in self._ways))
+        return self._carriers.union(*(ways.carriers for ways in (*self._ways, *self._beside.values())))
 
     @property
     def has_coded_sums_of_hosts(self) -> bool:
@@ -142,14 +148,15 @@ class Endpoints:
         """Answer what needs a clerk or shared weights; refuse what nobody can answer."""
         match effect:
             case Open():
-                self.open(effect, me)
+                (self._make_beside(effect.channel) if effect.channel.beside else self).open(effect, me)
+                self.step_over = self._told_of_steps()
                 return None
             case Offer():
-                return self.clerk.offer(effect.x, effect.t)
+                return self._at(effect.channel).clerk.offer(effect.x, effect.t)
             case Through():
-                return self.clerk.through(effect.t)
+                return self._at(effect.channel).clerk.through(effect.t)
             case Rest():
-                return self.rest(effect.x)
+                return self._at(effect.channel).rest(effect.x)
             case Share():
                 self.share(effect, me)
                 return None
@@ -167,13 +174,36 @@ class Endpoints:
                 return self.retire()
         raise not_ours(effect)
 
+    def _at(self, channel: Channel) -> Endpoints:
+        return self._beside.get(channel.name, self) if self._beside else self
+
+    def _make_beside(self, channel: Channel) -> Endpoints:
+        """Another run's numbers are not this channel's: after a resume its rounds begin anew."""
+        name, log = channel.name, self._log_beside(channel.name)
+        board = self._board.section(name)
+        made = Endpoints(board, self._transport, self._patience_s, log, self._island, section=name)
+        made.others = self.others
+        return self._beside.setdefault(name, made)  # one that is there already refuses
+
     def open(self, effect: Open, me: Replica) -> None:
         """Every rank comes here at its first step; rank 0 starts the hub and tells the others where it is."""
         self._refuse_if_open()
         with elsewhere.wanting(self._board.name, 1):  # no result comes before all are here
             self._clerk, self._sums = self._opening.channel(effect, me, self._agreed_first_round())
         self._channel = effect.channel
-        self.step_over = self._clerk.step_over if isinstance(self._clerk, Taker) else None
+
+    def _told_of_steps(self) -> Callable[[], None] | None:
+        """Those who are to hear that a step is over, as one call."""
+        clerks = [end._clerk for end in (self, *self._beside.values())]
+        calls = [clerk.step_over for clerk in clerks if isinstance(clerk, Taker)]
+        if len(calls) < 2:
+            return next(iter(calls), None)
+
+        def call_all() -> None:
+            for call in calls:
+                call()
+
+        return call_all
 
     def share(self, effect: Share, me: Replica) -> None:
         """The same for weights that others may average with."""
@@ -200,7 +230,9 @@ class Endpoints:
 
     def _refuse_if_open(self) -> None:
         if self.is_open:
-            raise OffbeatError("a strategy opens one channel, or shares its weights once")
+            raise OffbeatError(
+                "a strategy opens one channel, or shares its weights once, and others beside=True, each once"
+            )
 
     def rest(self, x: Vec | None) -> Got | None:
         return self.clerk.rest(x, self.others.asked, self.others.take_part)
@@ -216,6 +248,8 @@ class Endpoints:
             self._stood = x.clone()
         elif self._pairs is not None:
             self._pairs.stand(x, all_there)
+        for beside in self._beside.values():
+            beside.align(x, agree_on_largest)
 
     def hang_bell(self) -> Bell:
         """The bell of micro-batches; every rank comes here at its first step."""
@@ -242,6 +276,8 @@ class Endpoints:
             self._clerk.finished(self._channel.holds())
         if self._bell is not None:
             self._bell.finished()
+        for beside in self._beside.values():
+            beside.finished()
 
     def adopt(self, x: Vec) -> None:
         """The weights were made equal on all ranks in the middle of a run."""
@@ -251,6 +287,8 @@ class Endpoints:
             shared = self._channel.rules.absent == "shared"  # to these everybody adds differences
             self._clerk.renew(x - self._stood if shared else self._channel.holds())
         self._stood = None
+        for beside in self._beside.values():
+            beside.adopt(x)
 
     def retire(self) -> Vec:
         return self.pairs.retire(self.others.asked, self.others.take_part)
@@ -266,6 +304,8 @@ class Endpoints:
 
     def close(self) -> None:
         """All ranks are through: end the threads, give the groups back."""
+        for beside in self._beside.values():
+            beside.close()
         for end in self._ends:
             if end is not None:
                 end.close()
@@ -277,6 +317,8 @@ class Endpoints:
 
     def abandon(self) -> None:
         """Leave without waiting for anybody; for the groups see ``Group.park``."""
+        for beside in self._beside.values():
+            beside.abandon()
         for end in self._ends:
             if end is not None:
                 end.abandon()
@@ -294,10 +336,11 @@ class Endpoints:
         self._is_over = self.is_open
         self._waited_s, self._wire_bytes, self._lost = self.waited_s, self.wire_bytes, self.lost
         self._first_round, self._carriers = self.rounds, self.carriers
-        for end in self._ends:
+        for end in (*self._ends, *self._beside.values()):
             if end is not None:
                 end.release()
         self._channel = self._clerk = self._pairs = self._bell = self._sums = self._stood = self.step_over = None
+        self._beside = {}
         self._opening.release()
         self.others = Nobody()
 

@@ -46,7 +46,10 @@ AtChannel = Clerk | Taker | Alone | Leader | Follower
 
 
 class Opening:
-    """A process's lines to the hub, and inside its island. Rank 0 starts the hub and tells the others where it is."""
+    """A process's lines to the hub, and inside its island. Rank 0 starts the hub and tells the others where it is.
+
+    ``section``: of the boards, for a channel beside another.
+    """
 
     def __init__(
         self,
@@ -57,12 +60,14 @@ class Opening:
         island: Island | None,
         trace: Trace,
         twin: Twin | None = None,
+        section: str = "",
     ) -> None:
         self._twin = twin
         self._board, self._transport, self._patience_s = board, transport, patience_s
         self._log, self._island, self._trace = log, island, trace
         self.lines = Lines(board, transport.waiter)
-        self._inside = None if island is None else Lines(island.inside, island.waiter)
+        inside = None if island is None else island.inside.section(section) if section else island.inside
+        self._inside = None if island is None or inside is None else Lines(inside, island.waiter)
 
     def channel(self, effect: Open, me: Replica, first_round: int) -> tuple[AtChannel, BlockSums | None]:
         """This rank's place at a channel, and, where vectors go from clerk to clerk, what takes them there."""

@@ -11,6 +11,7 @@ once from then on, since it then knows that somebody is done. When all are done,
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import secrets
@@ -40,6 +41,7 @@ class Board:
         self.name, self.rank, self.size = prefix, rank, size
         self.members = members or tuple(range(size))  # what the script calls those whom we number from 0
         self.beside: Board | None = None  # of the same run: who fails there is missing here as well
+        self._section = ""  # before the names of what is posted for one channel of several
         self.someone_is_done = False
         self._alone: dict[str, str] = {}  # the facts of a single worker
         self._reached = -1
@@ -130,6 +132,16 @@ class Board:
         """A part of the store for one group."""
         return PrefixStore(f"group/{name}", self._store)
 
+    def section(self, name: str) -> Board:
+        """This board for one channel more: the same line and failures, names of its own for what is made and awaited.
+
+        Its threads number what they make by themselves: beside the others' the same number could come to be
+        another thing on another rank.
+        """
+        part = copy.copy(self)
+        part.name, part._section, part._made = f"{self.name}/{name}", f"{name}/", {}
+        return part
+
     # Facts.
 
     @property
@@ -153,8 +165,9 @@ class Board:
 
     def meeting(self, name: str, ranks: tuple[int, ...]) -> Callable[[], bool]:
         """Say that this worker is there; the answer tells whether all ``ranks`` are."""
-        self._post(f"meeting/{name}/{self.rank}", "1")
-        keys = [f"meeting/{name}/{r}" for r in ranks]
+        name = f"meeting/{self._section}{name}"
+        self._post(f"{name}/{self.rank}", "1")
+        keys = [f"{name}/{r}" for r in ranks]
         return lambda: all(key in self._facts for key in keys)
 
     def numbered(self, name: str, ranks: tuple[int, ...]) -> str:
@@ -162,17 +175,17 @@ class Board:
 
         All of ``ranks`` ask for it equally often. So what was given up can be made anew, by the same ones or by others.
         """
-        name = f"{name}/of {'-'.join(map(str, ranks))}"
+        name = f"{self._section}{name}/of {'-'.join(map(str, ranks))}"
         self._made[name] = self._made.get(name, 0) + 1
         return f"{name}/{self._made[name]}"
 
     def publish(self, name: str, text: str) -> None:
         """A fact under a name of its own."""
-        self._post(f"fact/{name}", text)
+        self._post(f"fact/{self._section}{name}", text)
 
     def published(self, name: str) -> str | None:
         """That fact, if it has been published."""
-        return self._facts.get(f"fact/{name}")
+        return self._facts.get(f"fact/{self._section}{name}")
 
     # Failure.
 

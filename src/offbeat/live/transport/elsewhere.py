@@ -134,8 +134,9 @@ def released(name: str) -> None:
     _here.users.discard(name)
     watch(name, None)
     _here.ledgers.pop(name, None)
-    _here.seen.pop(name, None)
-    _here.wanted.pop(name, None)
+    for known in (_here.seen, _here.wanted):
+        for channel in [one for one in known if f"{one}/".startswith(f"{name}/")]:
+            del known[channel]
     if not _here.users:
         for undo in _here.undo:
             undo()

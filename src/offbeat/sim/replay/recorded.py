@@ -27,23 +27,27 @@ class Recorded:
     def __init__(self, told: Sequence[Told], equalise: Callable[[], None]) -> None:
         self._told, self._equalise = told, equalise
         self._averages = Averages([own.averages for own in told], len(told), self._make_equal)
-        self._channel: ReplayedChannel | None = None
+        self._channels: list[ReplayedChannel] = []
+        self._comes = [set[int]() for _ in told]  # of each worker, the places at which it is to stand
+        self._stands = [set[int]() for _ in told]  # and those at which it does
         self._shared: ReplayedShared | None = None
         self._spent = [deque(own.spent) for own in told]
 
     def channel(
         self, channel: Channel, env: simpy.Environment, network: Network, trace: Trace, nodes: Nodes, seed: int
     ) -> ReplayedChannel:
-        events = [own.events for own in self._told]
-        self._channel = ReplayedChannel(channel, env, network, trace, nodes, events, self._averages.stands)
-        return self._channel
+        events = [own.events_of(channel.name, channel.beside) for own in self._told]
+        made = ReplayedChannel(channel, env, network, trace, nodes, events, lambda rank: self._stood(rank, made))
+        self._channels.append(made)
+        return made
 
     def shared(
         self, env: simpy.Environment, network: Network, trace: Trace, arrived: Callable[[Pending], None]
     ) -> ReplayedShared:
         events = [own.events for own in self._told]
-        self._shared = ReplayedShared(env, network, arrived, events, self._averages.stands)
-        return self._shared
+        made = ReplayedShared(env, network, arrived, events, lambda rank: self._stood(rank, made))
+        self._shared = made
+        return made
 
     def streams(self, env: simpy.Environment, network: Network, work: Work, trace: Trace, size: int) -> ReplayedStreams:
         return ReplayedStreams(env, work, [own.parts for own in self._told])
@@ -59,14 +63,31 @@ class Recorded:
     def _places(self) -> list[ReplayedChannel | ReplayedShared]:
         """Where workers stand in the order of their lists."""
         shared = self._shared if self._shared is not None and self._shared.is_open else None
-        return [place for place in (self._channel, shared) if place is not None]
+        return [*self._channels, *([] if shared is None else [shared])]
+
+    def _stood(self, rank: int, where: ReplayedChannel | ReplayedShared) -> None:
+        """A worker stands at one of its places, if it rests there as its list says; then it comes to the others, too.
+        When it stands at all of them, it is there."""
+        places = self._places
+        self._comes[rank].add(places.index(where))
+        self._stands[rank].add(places.index(where))
+        self._come(rank)
+        if len(self._stands[rank]) == len(places):
+            self._comes[rank], self._stands[rank] = set(), set()
+            self._averages.stands(rank)
+
+    def _come(self, rank: int) -> None:
+        """To all its places, each once: it may stand at the last of them, and all be over, before this is."""
+        new = [(number, place) for number, place in enumerate(self._places) if number not in self._comes[rank]]
+        self._comes[rank].update(number for number, _ in new)
+        for _, place in new:
+            place.stand(rank)
 
     def stands(self, rank: int, step: int, go_on: Callable[[], None]) -> bool:
         if not self._averages.is_due(rank, step):
             return False
         self._averages.park(rank, go_on)
-        for place in self._places:
-            place.stand(rank)
+        self._come(rank)
         if not self._places:
             self._averages.stands(rank)
         return True
