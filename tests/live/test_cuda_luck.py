@@ -36,6 +36,8 @@ COUNTED = {
     "wagma, correct": ob.wagma(2, tau=None, merge="correct"),
     "wagma, late": ob.wagma(tau=None, late=1),
     "ad_psgd": ob.ad_psgd(),
+    "moments too": ob.self_clocked(group=2, wait="first", moments=2),
+    "ad_psgd, moments too": ob.ad_psgd(moments=2),
 }
 METHODS = {
     **COUNTED,
