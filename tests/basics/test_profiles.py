@@ -131,6 +131,34 @@ def test_one_rank_is_slow_for_minutes_and_a_job_in_step_takes_as_much_longer_as_
     assert lasts_s == pytest.approx(60 * minutes, rel=0.1)
 
 
+def test_large_jobs_in_step_take_a_third_longer_on_average_and_a_fifth_of_them_half_as_long_again() -> None:
+    """Each seed is a job, long enough for hundreds of stretches: of steps as long as a stretch, each is on its own."""
+    step_s = 72 * 60.0
+    jobs = [fmean(max(row) for row in drawn("greyhound-large", 500, 2, step_s, seed)) / step_s for seed in range(300)]
+    assert fmean(jobs) == pytest.approx(1.346, rel=0.02)
+    assert fmean(job > 1.5 for job in jobs) == pytest.approx(0.2, abs=0.04)
+
+
+LARGE_STEP_S, LARGE_SEEDS = 60.0, range(3, 6)
+
+
+@pytest.mark.parametrize("seed", LARGE_SEEDS)
+def test_in_a_large_job_one_rank_is_slow_by_one_factor_for_72_minutes_at_a_time(seed: int) -> None:
+    rows = drawn("greyhound-large", 30_000, 2, LARGE_STEP_S, seed)
+    slow = {(rank, seconds) for row in rows for rank, seconds in enumerate(row) if seconds != LARGE_STEP_S}
+    assert len(slow) == 1, "one rank, and one factor"
+    ((rank, slow_s),) = slow
+    assert 1 < slow_s / LARGE_STEP_S <= 5, "80% less speed is the worst"
+    own = [row[rank] for row in rows]
+    stretches = sum(s > before for before, s in zip([LARGE_STEP_S, *own], own, strict=False))
+    assert slow_s * own.count(slow_s) / stretches == pytest.approx(60 * 72, rel=0.1)
+
+
+def test_large_jobs_differ_in_how_slow_their_slow_rank_is() -> None:
+    worst = {max(all_of(drawn("greyhound-large", 100, 2, 4320.0, seed))) / 4320 for seed in LARGE_SEEDS}
+    assert len(worst) == len(LARGE_SEEDS)
+
+
 def test_half_of_a_mixed_fleet_is_18_percent_slower() -> None:
     columns = list(zip(*drawn("tpu-mix", 2000, 8), strict=True))
     fast, slow = [fmean(c) for c in columns[:4]], [fmean(c) for c in columns[4:]]
@@ -154,6 +182,7 @@ def test_the_simulator_finds_what_is_to_be_won() -> None:
 def test_phrases_mean_profiles() -> None:
     assert delays.parse("bytedance-se") == delays.profile("bytedance-se")
     assert delays.parse("bytedance-se 300ms") == delays.profile("bytedance-se", seconds=0.3)
+    assert delays.parse("greyhound-large 2s") == delays.profile("greyhound-large", seconds=2.0)
     assert delays.parse("tpu-mix 1s + 10% 2s") == delays.total(delays.profile("tpu-mix", 1.0), delays.stalls(0.1, 2))
     assert str(delays.parse("bytedance-se 300ms")) == "bytedance-se with median 300 ms"
 

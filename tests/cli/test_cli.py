@@ -171,6 +171,19 @@ def test_computation_can_be_as_it_was_measured_elsewhere(tmp_path: Path, capsys:
     assert json.loads(file.read_text())["runs"][0]["seconds"] == pytest.approx(9 * 0.25, rel=0.01)
 
 
+def test_computation_can_be_that_of_a_large_job_and_help_names_it(tmp_path: Path, capsys: Captured) -> None:
+    file, spec = tmp_path / "run.json", ob.delays.profile("greyhound-large", 4320.0)
+    line = f"simulate allreduce --task none --workers 2 --steps 40 --json {file}"
+    assert run(f"{line} --compute 'greyhound-large 4320s'") == 0
+    in_step_s = sum(max(spec.draw(0, step, rank, 2) for rank in range(2)) for step in range(40))
+    assert in_step_s > 1.1 * 40 * 4320
+    assert json.loads(file.read_text())["runs"][0]["seconds"] == pytest.approx(in_step_s, rel=1e-3)
+    assert run(f"{line} --compute greyhound-large") == 0
+    assert "computation: greyhound-large with median 1 s" in capsys.readouterr().out
+    assert run("simulate --help") == 0
+    assert "greyhound-large" in capsys.readouterr().out
+
+
 def test_computation_can_be_that_of_a_run_that_was_kept(tmp_path: Path, capsys: Captured) -> None:
     file, kept = tmp_path / "run.json", tmp_path / "kept"
     line = f"simulate allreduce --task none --workers 3 --steps 6 --bandwidth 1000Gbps --latency 0s --json {file}"
