@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ def test_list_writes_the_cards_with_their_settings(tmp_path: Path) -> None:
     assert run(f"list --json {tmp_path}/cards.json") == 0
     methods = {m["name"]: m for m in json.loads((tmp_path / "cards.json").read_text())["methods"]}
     assert list(methods) == list(ob.STRATEGIES)
-    assert methods["local_sgd"]["settings"] == {"period": 8, "codec": None, "pace": "equal", "moments": None}
+    assert methods["local_sgd"]["settings"] == {"period": 8, "codec": None, "pace": None, "moments": None}
     assert methods["local_sgd"]["axes"]["when"] == "every H steps"
 
 
@@ -200,6 +201,23 @@ def test_computation_can_be_that_of_a_run_that_was_kept(tmp_path: Path, capsys: 
     assert run(f"{line} --compute {kept}/02-local-sgd.jsonl") == 0
 
 
+@pytest.mark.parametrize("name", ["local_sgd", "diloco"])
+def test_a_period_can_be_speed_in_all_the_ways_to_give_it(name: str, tmp_path: Path, capsys: Captured) -> None:
+    file, usual = tmp_path / "run.json", ob.strategy(name).settings["period"]
+    how = f"--task none --workers 2 --samples {4 * 500} --compute async-diloco --json {file}"
+
+    def ran(words: str) -> dict[str, Any]:
+        assert run(f"simulate {words} {how}") == 0
+        (seen,) = json.loads(file.read_text())["runs"]
+        return dict(seen)
+
+    short, more = ran(f"{name}:period=speed"), ran(f"{name} --set period=speed")
+    assert f"{name} period=speed" in capsys.readouterr().out
+    long = ran(f"{name}:period={usual},pace=speed")
+    assert short["settings"]["period"] == more["settings"]["period"] == "speed"
+    assert short["seconds"] == more["seconds"] == long["seconds"] < ran(name)["seconds"]
+
+
 def test_a_diverged_run_is_null_in_json_and_says_so(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,8 +237,9 @@ WRONG = {
     "simulate local_sgd --set perod=8": "local_sgd has no setting 'perod'; did you mean 'period'?",
     "simulate allreduce --codec int8": "allreduce has no setting 'codec'; it has none",
     "simulate local_sgd --set period=0": "local_sgd: period is 0, but must be a whole number of at least 1",
-    "simulate local_sgd:period=2.5": "local_sgd: period is '2.5', but must be a whole number",
-    "simulate local_sgd:period=speed": "but must be a whole number; did you mean pace=speed?",
+    "simulate local_sgd:period=2.5": "local_sgd: period is '2.5', but must be speed or a whole number",
+    "simulate local_sgd:period=equal": "but must be speed or a whole number; did you mean pace=equal?",
+    "simulate local_sgd:period=speed,pace=equal": "is a period of 8 steps with pace='speed', but pace is 'equal'",
     "simulate local_sgd:period": "the setting 'period' is not understood; write it as name=value",
     "simulate local_sgd:period=2 --set period=3": "period is given twice, as '2' and '3'; leave one of them out",
     "simulate local_sgd --codec int9": "there is no codec 'int9'; use none, bf16",

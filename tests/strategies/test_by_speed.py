@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -160,9 +162,65 @@ def test_fragments_do_not_go_with_a_pace() -> None:
         ob.local_sgd(pace="fast")  # type: ignore[arg-type]
 
 
+SHORT: dict[str, tuple[Any, dict[str, Any], int]] = {
+    "local_sgd": (ob.local_sgd, {}, 8),
+    "local_sgd, coded": (ob.local_sgd, {"codec": ob.codec.int8(), "moments": 1}, 8),
+    "local_sgd, said twice": (ob.local_sgd, {"pace": "speed"}, 8),
+    "diloco": (ob.diloco, {}, 500),
+    "diloco, said twice": (ob.diloco, {"pace": "speed", "merge": 0.5}, 500),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_speed_as_the_period_is_the_default_one_with_steps_by_speed_bit_for_bit(name: str) -> None:
+    """Of two workers, one of half the speed: H steps each, then H and H/2, and their average."""
+    make, others, period = SHORT[name]
+    short, long = (
+        ob.simulate(
+            made, HEAVY, 2, samples=period * 7 // 2, compute_s=lambda step, rank: 0.1 * (1 + rank), network=AT_ONCE
+        )
+        for made in (make("speed", **others), make(period, **others | {"pace": "speed"}))
+    )
+    assert short.hash == long.hash
+    assert torch.equal(short.final, long.final)
+    assert short.gradients == long.gradients
+    assert short.gradients[0] > 1.25 * short.gradients[1]
+
+
 @pytest.mark.parametrize("make", [ob.local_sgd, ob.diloco])
-def test_whoever_gives_the_pace_as_the_period_is_told_where_it_belongs(make: Any) -> None:
-    with pytest.raises(ValueError, match="period is 'speed', but that is a pace; use pace='speed', and a number"):
-        make(period="speed")
-    with pytest.raises(ValueError, match="period is 'fast', but must be a whole number of at least 1"):
-        make(period="fast")
+def test_a_number_alone_is_an_equal_pace(make: Any) -> None:
+    """Where one is three times slower, with steps by speed the other would have taken more."""
+    alone, equal = (
+        ob.simulate(made, HEAVY, 2, samples=16, compute_s=lambda step, rank: 0.1 * (1 + 2 * rank), network=AT_ONCE)
+        for made in (make(4), make(4, pace="equal"))
+    )
+    assert alone.hash == equal.hash
+    assert alone.gradients == equal.gradients == (8, 8)
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_speed_as_the_period_is_printed_sent_and_written_as_it_was_given(name: str) -> None:
+    make, others, _ = SHORT[name]
+    made = make("speed", **others)
+    assert made.settings["period"] == "speed"
+    assert str(make(**made.settings)) == str(made) == str(pickle.loads(pickle.dumps(made)))
+    assert json.loads(json.dumps(made.written()))["settings"]["period"] == "speed"
+
+
+@pytest.mark.parametrize("make", [ob.local_sgd, ob.diloco])
+def test_a_period_that_is_none_and_a_pace_against_it_are_refused(make: Any) -> None:
+    for wrong in ("fast", "equal", 0, 2.5):
+        with pytest.raises(
+            ValueError, match=f"period is {wrong!r}, but must be a whole number of at least 1, or 'speed'"
+        ):
+            make(period=wrong)
+    with pytest.raises(
+        ValueError,
+        match=r"period='speed' is a period of .* with pace='speed', but pace is 'equal'; leave pace out, or give",
+    ):
+        make(period="speed", pace="equal")
+
+
+def test_fragments_do_not_go_with_speed_as_the_period_either() -> None:
+    with pytest.raises(ValueError, match=r"diloco: pace='speed' sends the whole model .* or an equal pace"):
+        ob.diloco("speed", fragments=3)

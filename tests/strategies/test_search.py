@@ -249,7 +249,7 @@ def conserves(case: Case) -> bool:
     how: Any = case.strategy.settings
     name = case.strategy.name
     coded = how.get("codec") is not None and case.workers > 1
-    if how.get("pace") == "speed" and case.workers > 1:  # who is slow counts for less
+    if "speed" in (how.get("pace"), how.get("period")) and case.workers > 1:  # who is slow counts for less
         return False
     if name == "eager":
         return how["stale"] != "fade" and how["apply"] == "queue" and not coded

@@ -70,13 +70,14 @@ def makes_pairs(drawn: Settings) -> bool:
     return drawn["meet"] == "arrived" and drawn["group"] == 2
 
 
+PACE = one(None, "equal", "speed")
 MOMENTS = one(None, None, 1, 3, "1/1", "2/1")
 TOGETHER = one(None, None, 1, 3, "2/2")
 
 CHOICES: dict[str, dict[str, Choice]] = {
     "allreduce": {},
     "qsgd": {"bits": whole(2, 16), "bucket": one(1, 3, 512)},
-    "local_sgd": {"period": whole(1, 5), "codec": codecs, "pace": one("equal", "equal", "speed"), "moments": MOMENTS},
+    "local_sgd": {"period": one(1, 2, 3, 4, 5, "speed"), "codec": codecs, "pace": PACE, "moments": MOMENTS},
     "adaptive": {
         "period": whole(1, 4), "sampling": one(0.25, 1.0, 3.0), "low": one(0.0, 0.7), "high": one(0.9, 1.3, 9.0),
         "cap": whole(4, 8), "codec": codecs, "moments": MOMENTS,
@@ -122,9 +123,9 @@ CHOICES: dict[str, dict[str, Choice]] = {
     "sgp": {"graph": graphs, "codec": codecs, "moments": MOMENTS},
     "matcha": {"graph": graphs, "budget": one(0.2, 0.5, 1.0), "codec": codecs, "moments": MOMENTS},
     "diloco": {
-        "period": one(1, 2, 4, 6), "outer_lr": one(0.0, 0.7, 1.0), "outer_momentum": one(0.0, 0.9),
+        "period": one(1, 2, 4, 6, "speed"), "outer_lr": one(0.0, 0.7, 1.0), "outer_momentum": one(0.0, 0.9),
         "fragments": one(1, 1, 2), "overlap": whole(0, 2), "merge": one(0.0, 0.5, 1.0),
-        "codec": codecs, "pace": one("equal", "equal", "speed"), "moments": MOMENTS,
+        "codec": codecs, "pace": PACE, "moments": MOMENTS,
     },
     "decoupled": {
         "every": whole(1, 4), "fragments": whole(1, 3), "quorum": WAITS, "merge": one("radial", "direct"),

@@ -50,6 +50,8 @@ STRATEGIES = (
     ob.local_sgd(4, pace="speed"),
     ob.local_sgd(3, pace="speed", codec=ob.codec.qsgd(8)),
     ob.diloco(4, pace="speed"),
+    ob.local_sgd("speed"),
+    ob.diloco("speed", codec=ob.codec.int8()),
     ob.matcha(),
 )
 

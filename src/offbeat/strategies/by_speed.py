@@ -12,18 +12,26 @@ from typing import Literal
 
 import torch
 
-from offbeat.method import Grad, Mix, Replica, Spent, Vec, one_of, pacing, topology, whole
+from offbeat.method import Grad, Mix, Replica, Spent, Vec, one_of, pacing, topology
+from offbeat.strategies.common import whole_or
 
 Pace = Literal["equal", "speed"]
 PACES: tuple[Pace, ...] = ("equal", "speed")
 
 
-def checked_pace(period: object, pace: object) -> None:
-    """Refuse what is no number of steps, or no pace; a pace in the period's place is told where it belongs."""
-    if period in PACES:
-        raise ValueError(f"period is {period!r}, but that is a pace; use pace={period!r}, and a number of steps here")
-    whole("period", period, 1)
-    one_of("pace", pace, PACES)
+def steps_and_pace(period: int | Literal["speed"], pace: Pace | None, usual: int) -> tuple[int, Pace]:
+    """How many steps a period has, and at whose pace; ``period="speed"`` is the usual ones with ``pace="speed"``."""
+    if pace is not None:
+        one_of("pace", pace, PACES)
+    whole_or("period", period, 1, "speed")
+    if period != "speed":
+        return period, pace or "equal"
+    if pace == "equal":
+        raise ValueError(
+            f"period='speed' is a period of {usual} steps with pace='speed', but pace is 'equal'; leave pace out, or "
+            f"give the period as a number of steps"
+        )
+    return usual, "speed"
 
 
 @dataclass(frozen=True)

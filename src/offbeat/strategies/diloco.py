@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from offbeat.method import Axes, Body, Codec, Facts, Grad, Paper, Replica, between, method, topology, whole
 from offbeat.strategies.averaging import Underway
-from offbeat.strategies.by_speed import Pace, by_speed, checked_pace
+from offbeat.strategies.by_speed import Pace, by_speed, steps_and_pace
 from offbeat.strategies.common import coded
 from offbeat.strategies.desloc import MomentsToo, every
 
@@ -36,17 +38,19 @@ PAPER = Paper(
     confidence="H = 500, outer_lr 0.7, momentum 0.9 (from memory, high); streaming settings (medium)",
 )
 
+PERIOD = 500
+
 
 @method(PAPER, lambda overlap, **_: Facts(meets="everyone", waits_where_it_begins=overlap == 0))
 def diloco(
-    period: int = 500,
+    period: int | Literal["speed"] = PERIOD,
     outer_lr: float = 0.7,
     outer_momentum: float = 0.9,
     fragments: int = 1,
     overlap: int = 0,
     merge: float = 0.0,
     codec: Codec | None = None,
-    pace: Pace = "equal",
+    pace: Pace | None = None,
     moments: int | str | None = None,
 ) -> Body:
     """Take hundreds of steps alone, then let an outer Nesterov step follow the workers' mean way.
@@ -60,8 +64,8 @@ def diloco(
     training goes on meanwhile; ``merge`` α is the weight that one's own copy keeps, θ_i ← (1 − α)·θ + α·θ_i.
 
     ``pace="speed"``: a worker takes as many of the H steps as it manages while the fastest takes all of them, and its
-    way counts by them, as in ``local_sgd``. ``moments``: as there, counted in outer steps; their average is waited for,
-    also with overlap.
+    way counts by them, as in ``local_sgd``; ``period="speed"`` is that with the default H. ``moments``: as there,
+    counted in outer steps; their average is waited for, also with overlap.
 
     *When it helps*: clusters far apart, or a network so thin that an average every few steps is out of the question.
     *When it hurts*: early in training, and with H so large that the workers part; plain SGD without momentum gains
@@ -74,24 +78,24 @@ def diloco(
 
     Example: ``ob.diloco(period=100, fragments=4, overlap=5, merge=0.5, codec=ob.codec.qsgd(4))``
     """
-    checked_pace(period, pace)
+    H, pace = steps_and_pace(period, pace, PERIOD)
     coded(codec)
     whole("fragments", fragments, 1)
     whole("overlap", overlap, 0)
     eta = between("outer_lr", outer_lr, 0, float("inf"))
     mu = between("outer_momentum", outer_momentum, 0, 1)
     alpha = between("merge", merge, 0, 1)
-    if period % fragments:
-        raise ValueError(
-            f"a period of {period} steps cannot be shared by {fragments} fragments; "
-            f"use a period that is a multiple of {fragments}"
-        )
     if pace == "speed" and (fragments > 1 or overlap):
         raise ValueError(
             f"pace='speed' sends the whole model when a worker is through its steps, not {fragments} fragments with an "
-            f"overlap of {overlap}; use fragments=1 and overlap=0, or pace='equal'"
+            f"overlap of {overlap}; use fragments=1 and overlap=0, or an equal pace"
         )
-    n, K = period // fragments, every(moments)
+    if H % fragments:
+        raise ValueError(
+            f"a period of {H} steps cannot be shared by {fragments} fragments; "
+            f"use a period that is a multiple of {fragments}"
+        )
+    n, K = H // fragments, every(moments)
     if overlap >= n:
         raise ValueError(
             f"an overlap of {overlap} steps does not fit the {n} steps between two fragments; "
@@ -122,7 +126,7 @@ def diloco(
             await outer_step(0)
 
         if pace == "speed":
-            await by_speed(me, period, averaged)
+            await by_speed(me, H, averaged)
             return
         async for t in me.steps():
             me.step(await Grad())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from offbeat.method import Axes, Body, Codec, Facts, Grad, Paper, Replica, method, topology
 from offbeat.strategies.averaging import Averager
-from offbeat.strategies.by_speed import Pace, by_speed, checked_pace
+from offbeat.strategies.by_speed import Pace, by_speed, steps_and_pace
 from offbeat.strategies.common import coded
 from offbeat.strategies.desloc import MomentsToo, every
 
@@ -26,10 +28,15 @@ PAPER = Paper(
     confidence="period 8 is the constant-period baseline of the ADPSGD paper (from memory, medium)",
 )
 
+PERIOD = 8
+
 
 @method(PAPER, Facts(meets="everyone", waits_where_it_begins=True))
 def local_sgd(
-    period: int = 8, codec: Codec | None = None, pace: Pace = "equal", moments: int | str | None = None
+    period: int | Literal["speed"] = PERIOD,
+    codec: Codec | None = None,
+    pace: Pace | None = None,
+    moments: int | str | None = None,
 ) -> Body:
     """Take H steps alone, then average the weights of all.
 
@@ -40,7 +47,8 @@ def local_sgd(
 
     ``pace="speed"``: the fastest worker takes H steps between two averages, every other one as many as it manages in
     that time, ⌊v_k / max v · H⌋ and at least 1, with the speeds v of the last period; a worker counts in the average by
-    its steps (DyLU, arXiv:2401.09135).
+    its steps (DyLU, arXiv:2401.09135). ``period="speed"`` is that with the default H; a number alone is an ``"equal"``
+    pace.
 
     ``moments``: what becomes of the inner optimiser's moments, such as Adam's, which each worker keeps to itself
     (``None``). ``moments=3``: every third average of the weights averages them too; ``"6/3"`` the first ones (of
@@ -62,7 +70,7 @@ def local_sgd(
 
     Example: ``ob.local_sgd(period=8, codec=ob.codec.qsgd(bits=8))``
     """
-    checked_pace(period, pace)
+    H, pace = steps_and_pace(period, pace, PERIOD)
     coded(codec)
     K = every(moments)
 
@@ -74,14 +82,14 @@ def local_sgd(
             me.model.copy_(await average(everyone(0), weight))
             await moments_too.averaged(everyone(0))
 
-        await by_speed(me, period, averaged)
+        await by_speed(me, H, averaged)
 
     async def body(me: Replica) -> None:
         everyone = topology.everyone(me.size)
         average, moments_too = Averager(me, codec), MomentsToo(me, K)
         async for t in me.steps():
             me.step(await Grad())
-            if (t + 1) % period == 0:
+            if (t + 1) % H == 0:
                 me.model.copy_(await average(everyone(t)))
                 await moments_too.averaged(everyone(t))
 
