@@ -44,7 +44,6 @@ BAD: dict[str, Callable[[], object]] = {
     f"a pause of inf {A_PAUSE}": lambda: ob.self_clocked(pause=math.inf),
     f"a pause of nan {A_PAUSE}": lambda: ob.self_clocked(pause=math.nan),
     f"a pause of -1.0 {A_PAUSE}": lambda: ob.self_clocked(pause=-1.0),
-    "an outer_momentum of 1.0 never fades; use 0 or more, and less than 1": lambda: ob.self_clocked(outer_momentum=1.0),
     "period is 'spraed', but must be a whole number of at least 1, or 'spread'": lambda: ob.self_clocked(
         period="spraed"  # type: ignore[arg-type]
     ),
@@ -75,6 +74,24 @@ BAD: dict[str, Callable[[], object]] = {
 def test_a_setting_that_cannot_be_used_is_answered_with_the_way_out(sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
         BAD[sentence]()
+
+
+FADING = [ob.self_clocked, ob.diloco, ob.noloco]
+
+
+@pytest.mark.parametrize("make", FADING, ids=lambda make: make.__name__)
+def test_an_outer_momentum_that_never_fades_is_refused_and_every_smaller_one_is_taken(
+    make: Callable[..., ob.Strategy],
+) -> None:
+    for ones in (1, 1.0):
+        sentence = f"{make.__name__}: an outer_momentum of {ones!r} never fades; use 0 or more, and less than 1"
+        with pytest.raises(ValueError, match=re.escape(sentence)):
+            make(outer_momentum=ones)
+    for wrong in (1.5, -0.1, math.nan, "0.9"):
+        with pytest.raises(ValueError, match=f"outer_momentum is {wrong!r}, but must lie between 0 and 1"):
+            make(outer_momentum=wrong)
+    for fine in (0, 0.9, 0.999):
+        assert make(outer_momentum=fine).settings["outer_momentum"] == fine
 
 
 def test_the_ways_out_that_are_named_can_be_taken() -> None:

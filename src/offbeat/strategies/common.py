@@ -14,6 +14,7 @@ from offbeat.method import (
     Rules,
     Wait,
     Window,
+    between,
     checked_window,
     codec,
     one_of,
@@ -45,6 +46,14 @@ def optional(name: str, value: int | None) -> int | None:
     """A setting that is a whole number from 1 up, or None."""
     whole_or(name, value, 1, None)
     return value
+
+
+def fading(outer_momentum: object) -> float:
+    """An outer momentum: the share of the ways before that is kept, which at 1 would never end."""
+    mu = between("outer_momentum", outer_momentum, 0, 1)
+    if mu == 1:
+        raise ValueError(f"an outer_momentum of {outer_momentum!r} never fades; use 0 or more, and less than 1")
+    return mu
 
 
 def coded(Q: object, *words: str) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 from offbeat.method import Axes, Body, Codec, Facts, Grad, Paper, Replica, between, method, topology, whole
 from offbeat.strategies.averaging import Underway
 from offbeat.strategies.by_speed import Pace, by_speed, steps_and_pace
-from offbeat.strategies.common import coded
+from offbeat.strategies.common import coded, fading
 from offbeat.strategies.desloc import MomentsToo, every
 
 PAPER = Paper(
@@ -83,7 +83,7 @@ def diloco(
     whole("fragments", fragments, 1)
     whole("overlap", overlap, 0)
     eta = between("outer_lr", outer_lr, 0, float("inf"))
-    mu = between("outer_momentum", outer_momentum, 0, 1)
+    mu = fading(outer_momentum)
     alpha = between("merge", merge, 0, 1)
     if pace == "speed" and (fragments > 1 or overlap):
         raise ValueError(

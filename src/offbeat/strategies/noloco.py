@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from offbeat.method import Axes, Body, Grad, Mix, Paper, Replica, between, method, pack, topology, unpack, whole
+from offbeat.strategies.common import fading
 from offbeat.strategies.desloc import MomentsToo, every
 
 PAPER = Paper(
@@ -59,7 +60,7 @@ def noloco(
     """
     whole("period", period, 1)
     beta = between("outer_lr", outer_lr, 0, float("inf"))
-    mu = between("outer_momentum", outer_momentum, 0, 1)
+    mu = fading(outer_momentum)
     gamma = beta if pull is None else between("pull", pull, 0, float("inf"))
     K = every(moments)
 
