@@ -76,7 +76,7 @@ def test_a_setting_that_cannot_be_used_is_answered_with_the_way_out(sentence: st
         BAD[sentence]()
 
 
-FADING = [ob.self_clocked, ob.diloco, ob.noloco]
+FADING = [ob.self_clocked, ob.diloco, ob.noloco, ob.decoupled]
 
 
 @pytest.mark.parametrize("make", FADING, ids=lambda make: make.__name__)

@@ -27,7 +27,7 @@ from offbeat.method import (
     topology,
     whole,
 )
-from offbeat.strategies.common import own_gradient
+from offbeat.strategies.common import fading, own_gradient
 from offbeat.strategies.common import quorum as needed
 from offbeat.strategies.desloc import MomentsBeside, both_every
 
@@ -111,7 +111,7 @@ def decoupled(
     whole("per_node", per_node, 1)
     one_of("merge", merge, ("radial", "direct"))
     eta = between("outer_lr", outer_lr, 0, float("inf"))
-    mu = between("outer_momentum", outer_momentum, 0, 1)
+    mu = fading(outer_momentum)
     how = Rules(needed(quorum), "anew", good_for=1, grace=checked_window(grace))
     radial, K = merge == "radial", both_every(moments)
 

@@ -21,7 +21,6 @@ from offbeat.method import (
     Vec,
     Wait,
     Window,
-    between,
     checked_window,
     codec,
     method,
@@ -31,7 +30,7 @@ from offbeat.method import (
     topology,
     whole,
 )
-from offbeat.strategies.common import own_gradient, quorum, sends_all, whole_or
+from offbeat.strategies.common import fading, own_gradient, quorum, sends_all, whole_or
 from offbeat.strategies.desloc import MomentsBeside, both_every
 
 PAPER = Paper(
@@ -138,8 +137,7 @@ def self_clocked(
     whole("per_node", per_node, 1)
     asked = None if wait == "auto" else quorum(wait)
     whole_or("squares", squares, 1, "auto")
-    if between("outer_momentum", outer_momentum, 0, 1) == 1:
-        raise ValueError(f"an outer_momentum of {outer_momentum!r} never fades; use 0 or more, and less than 1")
+    fading(outer_momentum)
     sends_all(codec, "auto")
     K = both_every(moments)
     if late not in (0, 1):

@@ -147,7 +147,8 @@ class Training:
         if self.me.size > 1 and self._driver.steps_alone:
             raise OffbeatError(
                 f"{what} came in the middle of a run of {self._strategy}, whose workers are between different "
-                "averages; end the run with finish() before it, or use pace='equal'"
+                "averages; end the run with finish() before it, or let all take equally many steps between them: a "
+                "number as the period, and pace='equal'"
             )
 
     # A checkpoint.
