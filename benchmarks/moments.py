@@ -3,7 +3,7 @@
 Averaged seldom, in step; and in partial rounds of workers with log-normal step times, where a message takes a fifth of
 a step.
 
-python benchmarks/moments.py [--seeds 3]
+python benchmarks/moments.py [--seeds 3] [--only step|rounds]
 """
 
 from __future__ import annotations
@@ -45,19 +45,15 @@ def row(name: str, strategy: ob.Strategy, lr: float, batch: int, seeds: int, **h
     print(f"{name:<21} loss {losses}   accuracy {shares}   {format_bytes(runs[0].wire_bytes)}", flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, default=3)
-    seeds = parser.parse_args().seeds
-    torch.set_num_threads(1)
-    print(
-        f"python benchmarks/moments.py --seeds {seeds}; Python {platform.python_version()}, torch {torch.__version__}"
-    )
+def in_step(seeds: int) -> None:
     for lr, batch, period in SCENES:
         print(f"\n{WORKERS} workers, {STEPS} steps of batch {batch}, AdamW {lr:g}, an average every {period} steps")
         row("allreduce", ob.allreduce(), lr, batch, seeds)
         for moments in MOMENTS:
             row(f"moments {moments or 'kept'}", ob.local_sgd(period, moments=moments), lr, batch, seeds)
+
+
+def in_rounds(seeds: int) -> None:
     print(f"\nin partial rounds: {WORKERS} workers, {STEPS} steps of batch 8, AdamW 0.003, log-normal step times")
     model_bytes = 4 * sum(p.numel() for p in task(0.003, 8).build(0).parameters())
     how = {
@@ -67,6 +63,21 @@ def main() -> None:
     for name, make in IN_ROUNDS.items():
         for n in SETTINGS:
             row(f"{name}, {n or 'kept'}", make(moments=n), 0.003, 8, seeds, **how)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", choices=("step", "rounds"))
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    which = f" --only {given.only}" if given.only else ""
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
+    print(f"python benchmarks/moments.py --seeds {given.seeds}{which}; {versions}")
+    if given.only != "rounds":
+        in_step(given.seeds)
+    if given.only != "step":
+        in_rounds(given.seeds)
 
 
 if __name__ == "__main__":
