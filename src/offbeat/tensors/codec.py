@@ -49,8 +49,9 @@ from offbeat.tensors.sparse import TopK as TopK
 
 _NORM_BYTES = 4
 _BLOCK = 1 << 18  # numbers of a CPU that are rounded alike: which way is asked for all of them at once
-_SPAN = 4  # blocks whose norms are found at once: they stay in the last cache until they are rounded
-_STRIP = 1 << 18  # numbers of one call: shorter ones would fit smaller caches, but a call has its price, too
+_STRIP = 1 << 16  # numbers of one call: they stay in a core's own cache, and calls are few
+_MOST_SPARE = 4
+_spare: list[Tensor] = []  # memory for a strip, of whoever codes next, in any thread: fresh pages are slow
 
 
 @dataclass(frozen=True)
@@ -136,38 +137,50 @@ class Levels:
 
     def _encode_nearest(self, x: Tensor, norms: Tensor, codes: Tensor) -> None:
         """The same for what is coded most, in fewer passes and calls: to the nearest level, in float32, on a CPU."""
-        width = self._width
-        room = torch.empty(min(x.numel(), _STRIP + self.bucket))  # for all strips: fresh pages are slow
-        for lo, hi in _cuts(x.numel(), _SPAN * width):
-            v, top, levels = x[lo:hi].float(), norms[lo // self.bucket : -(-hi // self.bucket)], codes[lo:hi]
+        if self._encode_at_once(x, norms, codes):
+            return
+        room = torch.empty(min(x.numel(), _STRIP + self.bucket))
+        for lo, hi in _cuts(x.numel(), self._width):
+            v, levels = x[lo:hi].float(), codes[lo:hi]
+            top = norms[lo // self.bucket : -(-hi // self.bucket)]
             scale = torch.empty_like(top)
             for numbers, highest, lowest in self._strips([v], [top, scale], hi - lo):
                 torch.amax(numbers, 1, True, out=highest)
                 torch.amin(numbers, 1, True, out=lowest)
             torch.maximum(top, scale.neg_(), out=top)
-            if self._scales(top, scale):
-                self._multiply(v, scale, levels, room)
-                continue
             top.abs_().masked_fill_(top.isnan(), math.nan)  # one zero and one NaN for all
-            for a, b in _cuts(hi - lo, width):
-                buckets = slice(a // self.bucket, -(-b // self.bucket))
-                if self._scales(top[buckets], scale[buckets]):
-                    self._multiply(v[a:b], scale[buckets], levels[a:b], room)
-                else:
-                    self._divide(v[a:b], top[buckets], levels[a:b], room)
+            if _can_scale(torch.reciprocal(top, out=scale).mul_(self.s)):
+                for numbers, out, factor in self._strips([v, levels], [scale], _STRIP):
+                    out.copy_(torch.mul(numbers, factor, out=room[: out.numel()].view(out.shape)).round_())
+            else:
+                self._divide(v, top, levels, room)
 
-    def _scales(self, norms: Tensor, scale: Tensor) -> bool:
-        """What each bucket is multiplied with; whether it can be."""
-        low, high = torch.aminmax(torch.reciprocal(norms, out=scale).mul_(self.s))
-        return float(low) > 0 and float(high) < math.inf
+    def _encode_at_once(self, x: Tensor, norms: Tensor, codes: Tensor) -> bool:
+        """Whether every bucket can be multiplied, and the first ones say so. Then it is done: each strip is through all
+        passes before the next is read.
 
-    def _multiply(self, x: Tensor, scale: Tensor, codes: Tensor, room: Tensor) -> None:
-        """The nearest level is the same, but for numbers halfway between two, with one product instead of two
-        operations; s times 1 ± 2^-22 is still s."""
-        memory = room
-        for v, levels, factor in self._strips([x, codes], [scale], _STRIP):
-            memory = memory if memory.shape == v.shape else room[: v.numel()].view(v.shape)
-            levels.copy_(torch.mul(v, factor, out=memory).round_())
+        The nearest level is the same as in two operations, but for numbers halfway between two; s times 1 ± 2^-22 is
+        still s.
+        """
+        s, room, shape = torch.full((1,), float(self.s)), _take(_STRIP + self.bucket), None
+        for v, out, top in self._strips([x, codes], [norms], _STRIP):
+            first = shape is None
+            if v.shape != shape:
+                shape = v.shape
+                memory, scale = room[: v.numel()].view(shape), torch.empty(top.shape)
+            v = v.float()
+            torch.amax(v, 1, True, out=top)
+            torch.amin(v, 1, True, out=scale)
+            torch.maximum(top, scale.neg_(), out=top)
+            torch.reciprocal(top, out=scale).mul_(s)
+            if first and not _can_scale(scale):
+                break
+            out.copy_(torch.mul(v, scale, out=memory).round_())
+        else:
+            _give_back(room)
+            return not norms.numel() or _can_scale(torch.reciprocal(norms).mul_(s))
+        _give_back(room)
+        return False
 
     def _divide(self, x: Tensor, norms: Tensor, codes: Tensor, room: Tensor) -> None:
         broken = ~torch.isfinite(norms)
@@ -277,6 +290,25 @@ class Levels:
         level = a.floor()
         u = torch.rand(a.shape, generator=draws, dtype=a.dtype, device=a.device)
         return level.add_(u < a.sub_(level))
+
+
+def _take(numel: int) -> Tensor:
+    try:
+        room = _spare.pop()  # asked first, another thread could take the last one
+    except IndexError:
+        return torch.empty(numel)
+    return room if room.numel() >= numel else torch.empty(numel)
+
+
+def _give_back(room: Tensor) -> None:
+    if len(_spare) < _MOST_SPARE:
+        _spare.append(room)
+
+
+def _can_scale(scale: Tensor) -> bool:
+    """Whether all buckets can be multiplied with these."""
+    low, high = torch.aminmax(scale)
+    return float(low) > 0 and float(high) < math.inf
 
 
 def _cuts(n: int, width: int) -> list[tuple[int, int]]:
