@@ -60,6 +60,7 @@ class Cast:
 
     name: str
     dtype: torch.dtype
+    reads_quickly = True
 
     def encode(self, x: Tensor, key: tuple[int, ...]) -> Tensor:
         check_input(self, x)
@@ -74,10 +75,15 @@ class Cast:
     def decode(self, message: Tensor, like: Tensor) -> Tensor:
         return self.decode_into(message, torch.empty_like(like, memory_format=torch.contiguous_format))
 
-    def decode_into(self, message: Tensor, out: Tensor) -> Tensor:
-        """Decode into memory that is there already."""
+    def decode_into(self, message: Tensor, out: Tensor, divisor: float = 1) -> Tensor:
+        """Decode into memory that is there already, and divide."""
         check_message(self, message, out)
-        return out.copy_(read_as(message, self.dtype))
+        numbers = read_as(message, self.dtype)
+        if divisor == 1:
+            return out.copy_(numbers)
+        for into, what in zip(*(t.split(_strip_on(out)) for t in (out, numbers)), strict=True):
+            into.copy_(what).div_(divisor)
+        return out
 
     def message_bytes(self, numel: int, itemsize: int) -> int:
         return numel * self.dtype.itemsize
@@ -193,20 +199,29 @@ class Levels:
     def decode(self, message: Tensor, like: Tensor) -> Tensor:
         return self.decode_into(message, torch.empty_like(like, memory_format=torch.contiguous_format))
 
-    def decode_into(self, message: Tensor, out: Tensor) -> Tensor:
-        """Decode into memory that is there already."""
+    @property
+    def reads_quickly(self) -> bool:
+        return self.bits == 8
+
+    def decode_into(self, message: Tensor, out: Tensor, divisor: float = 1) -> Tensor:
+        """Decode into memory that is there already, and divide."""
         check_message(self, message, out)
         n, dtype = out.numel(), torch.promote_types(out.dtype, torch.float32)
         norms, codes = self._split(message.to(out.device), n)
+        # A power of two divides the norms, and with them the numbers, as exactly as it divides these.
+        of_norms, of_numbers = (divisor, 1.0) if math.frexp(divisor)[0] == 0.5 else (1.0, divisor)
         # level / s comes first: s / s is exactly 1, so the largest number of a bucket arrives unchanged. The divisor
         # is a tensor: CUDA turns division by a Python number into a product with 1 / s, and s · (1 / s) may not be 1.
         s = torch.full((1,), self.s, dtype=dtype, device=out.device)
-        strip = _STRIP if out.device.type == "cpu" else n
         for lo, hi in [(0, n)] if self.bits == 8 else self._blocks(n, out.device):
             of_block = norms[lo // self.bucket : -(-hi // self.bucket)].to(dtype)
-            for target, levels, norm in self._strips([out[lo:hi], self._get(codes, lo, hi)], [of_block], strip):
+            of_block = of_block if of_norms == 1 else of_block / of_norms
+            levels = self._get(codes, lo, hi)
+            for target, level, norm in self._strips([out[lo:hi], levels], [of_block], _strip_on(out)):
                 zeta = target if target.dtype == dtype else torch.empty_like(target, dtype=dtype)
-                zeta.copy_(levels).div_(s).mul_(norm)
+                zeta.copy_(level).div_(s).mul_(norm)
+                if of_numbers != 1:
+                    zeta.div_(of_numbers)
                 if zeta is not target:
                     target.copy_(zeta)
         return out
@@ -311,6 +326,11 @@ def _can_scale(scale: Tensor) -> bool:
     return float(low) > 0 and float(high) < math.inf
 
 
+def _strip_on(out: Tensor) -> int:
+    """The numbers of one call: on a CPU so few that they stay in its cache until they are through."""
+    return _STRIP if out.device.type == "cpu" else max(out.numel(), 1)
+
+
 def _cuts(n: int, width: int) -> list[tuple[int, int]]:
     return [(lo, min(lo + width, n)) for lo in range(0, n, width)]
 
@@ -372,10 +392,18 @@ def encode_into(codec: Codec, x: Tensor, key: tuple[int, ...], message: Tensor) 
         into(x, key, message)
 
 
-def decode_into(codec: Codec, message: Tensor, out: Tensor) -> Tensor:
-    """Decode into memory that is there already, where the codec can."""
+def decode_into(codec: Codec, message: Tensor, out: Tensor, divisor: float = 1) -> Tensor:
+    """Decode into memory that is there already, where the codec can, and divide."""
     into = getattr(codec, "decode_into", None)
-    return out.copy_(codec.decode(message, out)) if into is None else into(message, out)
+    if into is not None and reads_quickly(codec):
+        return into(message, out, divisor)  # type: ignore[no-any-return]
+    out = out.copy_(codec.decode(message, out)) if into is None else into(message, out)
+    return out if divisor == 1 else out.div_(divisor)
+
+
+def reads_quickly(codec: Codec) -> bool:
+    """Whether decoding takes hardly longer than copying the numbers would."""
+    return getattr(codec, "reads_quickly", False)
 
 
 def sent_to(codec: Codec | None, others: int) -> Codec | None:

@@ -118,6 +118,13 @@ class Stretches:
             return self._room.take(nbytes, device)
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
+    def read(self, sums: Sequence[Tensor], out: Sequence[Tensor], divisor: float = 1) -> None:
+        """Let ``out`` be what the owners' coded sums say, divided."""
+        for owner, message in enumerate(sums if out else ()):
+            for k, lo, hi, start, stop in self.pieces[owner]:
+                part = out[k][lo:hi]
+                decode_into(self.codec, message[start:stop].to(part.device), part, divisor)
+
     def new(self) -> Vec:
         """Memory for a sum."""
         return Vec([torch.empty(n, dtype=dtype, device=device) for n, dtype, device in self.like], self._phantom_bytes)
@@ -182,10 +189,10 @@ class CodedShare:
     def _read(self, message: Tensor, piece: Piece, out: Tensor) -> Tensor:
         return decode_into(self._codec, message[piece.start : piece.stop].to(out.device), out)
 
-    def own_sum(self, messages: Sequence[Tensor | None]) -> Tensor:
-        """The coded sum of the stretch it owns. ``messages``: what came for it, in the order of the ranks, None from
-        those who give nothing. (What is in its own place is not read.)"""
-        coded = self.stretches.message(self.stretches.lengths[self.place])
+    def own_sum(self, messages: Sequence[Tensor | None], out: Tensor | None = None) -> Tensor:
+        """The coded sum of the stretch it owns, in memory of its own or in ``out``. ``messages``: what came for it, in
+        the order of the ranks, None from those who give nothing. (What is in its own place is not read.)"""
+        coded = self.stretches.message(self.stretches.lengths[self.place]) if out is None else out
         scratch, spare = self.stretches.scratch(0), self.stretches.scratch(1)
         mine = self.stretches.pieces[self.place] if self.stretches.like else []
         self._errors = []
@@ -225,11 +232,7 @@ class CodedShare:
     def result(self, sums: Sequence[Tensor], out: Vec | None = None, divisor: float = 1) -> Vec:
         """The sum of what all gave, divided, from the owners' coded sums: the same bits on all."""
         out = self.stretches.new() if out is None else out
-        for owner, message in enumerate(sums if out.parts else ()):
-            for piece in self.stretches.pieces[owner]:
-                part = self._read(message, piece, out.parts[piece.k][piece.lo : piece.hi])
-                if divisor != 1:
-                    part.div_(divisor)
+        self.stretches.read(sums, out.parts, divisor)
         return out
 
 

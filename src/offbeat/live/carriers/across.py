@@ -31,7 +31,7 @@ from offbeat.live.carriers.sharing import all_have, shared
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.group import Group
 from offbeat.live.transport.waiter import Waiter, Work
-from offbeat.tensors.codec import Codec
+from offbeat.tensors.codec import Codec, reads_quickly
 from offbeat.tensors.stretches import CodedShare, Room, Stretches
 from offbeat.tensors.vector import Vec, wide
 
@@ -64,13 +64,22 @@ class Cutting(NamedTuple):
 
 class Begun(NamedTuple):
     """A sum under way: ``mine`` lies where this host's ranks can read it. The ``chunks`` that I send are in it, or in
-    the tensors themselves, in what was ``kept`` there of each; they are known by their tensor and beginning."""
+    the tensors themselves, in what was ``kept`` there of each; they are known by their tensor and beginning. ``kept``
+    has nothing laid down in its place: there is room for something else."""
 
     tensors: Sequence[Tensor]
     laid: Laid | None
     mine: list[Tensor]
     kept: list[tuple[int, int]]
     chunks: list[tuple[tuple[int, int], Tensor]]
+
+
+class Coded(NamedTuple):
+    """A chunk of a sum, coded: ``out`` is where its numbers go; in ``memory`` my host's sum is the first."""
+
+    out: Tensor
+    stretches: Stretches
+    memory: Tensor
 
 
 class Across:
@@ -128,7 +137,10 @@ class Across:
             for begun in [self._begin(piece.tensors, what, chunk) for piece in self._cut(tensors, chunk)]:
                 for _, mine in begun.chunks:
                     mine.div_(coding.divisor)
-                self._collect(begun, what)
+                if (coded := self._shown_coded(begun, coding.codec, chunk)) is not None:
+                    self._decode(begun, coded, coding, what)
+                else:
+                    self._collect(begun, what)
         self._hand_out(told, what, [(record, -1)])
 
     def _code(self, tensors: Sequence[Tensor], records: Tensor, coding: Coding, group: Group, what: str) -> None:
@@ -149,14 +161,57 @@ class Across:
             under_way.append((begun, sums, [one.to_owners() for one in sums]))
         self._waiter.wait([told], what)
         gives, answered = [coding.gives(records, house) for house in self.houses], list[list[Work]]()
-        for _, sums, works in under_way:
+        shown = [self._shown_coded(begun, coding.codec, chunk) for begun, _, _ in under_way]
+        for (_, sums, works), coded in zip(under_way, shown, strict=True):
             self._waiter.wait(works, what)
-            answered.append([one.to_all(gives) for one in sums])
-        for (begun, sums, _), works in zip(under_way, answered, strict=True):
+            memory = [None] * len(sums) if coded is None else [m for _, _, m in coded[self._port]]
+            answered.append([one.to_all(gives, m) for one, m in zip(sums, memory, strict=True)])
+        for (begun, sums, _), coded, works in zip(under_way, shown, answered, strict=True):
             self._waiter.wait(works, what)
+            if coded is not None:
+                self._decode(begun, coded, coding, what, sums)
+                continue
             for one, (_, mine) in zip(sums, begun.chunks, strict=True):
                 one.result(Vec([mine]), coding.divisor)
             self._collect(begun, what)
+
+    def _shown_coded(self, begun: Begun, codec: Codec, chunk: int) -> list[list[Coded]] | None:
+        """Each port's coded sums, where ranks of this host read them: for codecs that are as quickly read as numbers
+        are copied, of which more would have to be written first. None: they are not to be shown."""
+        laid, commons = begun.laid, self._commons
+        if laid is None or commons is None or len(self.houses) == 1 or commons.carrier != "shm":
+            return None
+        if not reads_quickly(codec) or any(t.dtype != wide(t.dtype) for t in begun.tensors):
+            return None
+        shown, members = list[list[Coded]](), len(self.houses)
+        for port in range(self._ports):
+            shown.append([])
+            for tensor, room in zip(begun.tensors, laid.views.of(port), strict=True):
+                lo, hi = stretch(tensor.numel(), port, self._ports)
+                for a in range(lo, hi, chunk):
+                    b = min(a + chunk, hi)
+                    stretches, memory = Stretches(Vec([tensor[a:b]]), codec, members), room[a:b].view(torch.uint8)
+                    if (total := sum(stretches.lengths)) > memory.numel():
+                        return None
+                    shown[-1].append(Coded(tensor[a:b], stretches, memory[:total]))
+        return shown
+
+    def _decode(
+        self, begun: Begun, coded: list[list[Coded]], coding: Coding, what: str, sums: Sequence[TwoPhases] = ()
+    ) -> None:
+        """My coded ``sums`` are there: decode them, and the others'."""
+        assert begun.laid is not None and self._commons is not None
+        if self._port < self._ports:
+            self._commons.say(ADDED, begun.laid.region, begun.laid.number)
+        for one, (out, _, _) in zip(sums, coded[self._port] if sums else (), strict=True):
+            one.result(Vec([out]), coding.divisor)
+        self._waiter.wait([begun.laid.have(ADDED, range(self._ports))], what)
+        for port in range(self._ports):
+            for out, stretches, memory in coded[port] if port != self._port else ():
+                own, *theirs = memory.split(_own_first(stretches.lengths, self._place))
+                theirs.insert(self._place, own)
+                stretches.read(theirs, [out], coding.divisor)
+        self._commons.through(begun.laid)
 
     def _cut(self, tensors: Sequence[Tensor], chunk: int) -> list[Cutting]:
         """Pieces that go one after the other: while one is on the wire, the next is laid down and added up."""
@@ -230,6 +285,10 @@ class Across:
         if self._commons is not None:
             self._commons.close(together)
             self._commons = None
+
+
+def _own_first(lengths: Sequence[int], place: int) -> list[int]:
+    return [lengths[place], *lengths[:place], *lengths[place + 1 :]]
 
 
 def _coded_chunk(codec: Codec) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from offbeat.live.transport.group import Group
 from offbeat.tensors.stretches import CodedShare
@@ -18,8 +19,8 @@ class TwoPhases:
     def __init__(self, share: CodedShare, group: Group) -> None:
         self._share, self._group = share, group
         self._places, self._own = range(len(share.stretches.lengths)), share.stretches.lengths[share.place]
-        self._received: list[torch.Tensor] = []
-        self._sums: list[torch.Tensor] = []
+        self._received: list[Tensor] = []
+        self._sums: list[Tensor] = []
         self.wire_bytes = sum(share.stretches.lengths) + (len(self._places) - 2) * self._own
 
     def to_owners(self) -> dist.Work:
@@ -32,14 +33,16 @@ class TwoPhases:
         self._received = list(received.split(incoming))
         return self._group.all_to_all(received, sent, incoming, outgoing)
 
-    def to_all(self, gives: Sequence[bool]) -> dist.Work:
-        """Start the second phase: the sum of my stretch, of those who give something, to all."""
+    def to_all(self, gives: Sequence[bool], memory: Tensor | None = None) -> dist.Work:
+        """Start the second phase: the sum of my stretch, of those who give something, to all. ``memory``: on the host,
+        for all sums: mine, then the others'."""
+        place, stretches = self._share.place, self._share.stretches
         theirs = [m if there else None for m, there in zip(self._received, gives, strict=True)]
-        own_sum, place, stretches = self._share.own_sum(theirs).cpu(), self._share.place, self._share.stretches
+        own_sum = self._share.own_sum(theirs, None if memory is None else memory[: self._own]).cpu()
         # Not a gathering: Gloo wants all equally long there, and copies what came once more.
         outgoing = [0 if other == place else self._own for other in self._places]
         incoming = [0 if other == place else n for other, n in enumerate(stretches.lengths)]
-        received = stretches.message(sum(incoming), on_host=True)
+        received = stretches.message(sum(incoming), on_host=True) if memory is None else memory[self._own :]
         self._sums = [own_sum if other == place else m for other, m in enumerate(received.split(incoming))]
         copies = own_sum if len(self._places) == 2 else own_sum.repeat(len(self._places) - 1)
         return self._group.all_to_all(received, copies, incoming, outgoing)
