@@ -200,7 +200,8 @@ class Across:
         self, begun: Begun, coded: list[list[Coded]], coding: Coding, what: str, sums: Sequence[TwoPhases] = ()
     ) -> None:
         """My coded ``sums`` are there: decode them, and the others'."""
-        assert begun.laid is not None and self._commons is not None
+        assert begun.laid is not None
+        assert self._commons is not None
         if self._port < self._ports:
             self._commons.say(ADDED, begun.laid.region, begun.laid.number)
         for one, (out, _, _) in zip(sums, coded[self._port] if sums else (), strict=True):
