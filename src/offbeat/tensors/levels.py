@@ -21,7 +21,7 @@ from offbeat.tensors.messages import check_input, check_length, check_message
 
 _NORM_BYTES = 4
 _BLOCK = 1 << 18  # numbers of a CPU that are rounded alike: which way is asked for all of them at once
-_STRIP = 1 << 16  # numbers of one call: they stay in a core's own cache, and calls are few
+_STRIP = 1 << 17  # numbers of one call: they stay in a core's own cache, and calls are few
 _MOST_SPARE = 4
 _spare: list[Tensor] = []  # memory for a strip, of whoever codes next, in any thread: fresh pages are slow
 
