@@ -23,7 +23,9 @@ float32: the result is as good as the norm's 24 bits, and a norm outside float32
 
 *Codecs of your own* have a ``name``, ``encode``, ``decode`` and ``message_bytes``. Where numbers are coded together,
 say in ``bucket`` how many, and no bucket is cut apart; ``leaves_out = True`` says that most numbers are left out; and
-``encode_into(x, key, message)`` and ``decode_into(message, out)``, if they are there, save fresh memory.
+``encode_into(x, key, message)`` and ``decode_into(message, out)``, if they are there, save fresh memory. A codec with
+``reads_quickly = True`` decodes about as quickly as numbers are copied, and ``decode_into(message, out, divisor)``
+divides them as well: then all ranks of a host decode the sums that one of them was sent.
 
 Reference: Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, NeurIPS 2017.
 """

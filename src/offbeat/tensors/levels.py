@@ -22,7 +22,7 @@ from offbeat.tensors.messages import check_input, check_length, check_message
 _NORM_BYTES = 4
 _BLOCK = 1 << 18  # numbers of a CPU that are rounded alike: which way is asked for all of them at once
 _STRIP = 1 << 17  # numbers of one call: they stay in a core's own cache, and calls are few
-_MOST_SPARE = 4
+_MOST_SPARE, _LARGEST_SPARE = 4, 4 * _STRIP
 _spare: list[Tensor] = []  # memory for a strip, of whoever codes next, in any thread: fresh pages are slow
 
 Term = Tensor | tuple[Tensor, Tensor]  # numbers, or levels and norms
@@ -81,7 +81,11 @@ class Levels:
             self._put(self._levels(v, of_block, draws, memory).view(-1)[: hi - lo], codes, lo, hi)
 
     def _encode_nearest(self, x: Tensor, norms: Tensor, codes: Tensor) -> None:
-        """The same for what is coded most, in fewer passes and calls: to the nearest level, in float32, on a CPU."""
+        """The same for what is coded most, in fewer passes and calls: to the nearest level, in float32, on a CPU.
+
+        At once where no bucket is empty or broken. Else numbers are multiplied in the blocks that have no such bucket,
+        and divided in those that have.
+        """
         if self._encode_at_once([x], norms, codes):
             return
         room = torch.empty(min(x.numel(), _STRIP + self.bucket))
@@ -285,7 +289,7 @@ def _take(numel: int) -> Tensor:
 
 
 def _give_back(room: Tensor) -> None:
-    if len(_spare) < _MOST_SPARE:
+    if len(_spare) < _MOST_SPARE and room.numel() <= _LARGEST_SPARE:
         _spare.append(room)
 
 

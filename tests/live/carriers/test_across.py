@@ -12,7 +12,9 @@ from torch import Tensor, nn
 import offbeat as ob
 from offbeat.live.carriers import across, hosts
 from offbeat.live.carriers.across import Across, Coding
+from offbeat.live.carriers.commons import Commons
 from offbeat.live.carriers.exchanges import Transport
+from offbeat.live.carriers.hands import Pairs
 from offbeat.tensors.vector import Vec
 from tests.support import forge, namespaces
 from tests.support.forge import Job
@@ -86,6 +88,30 @@ def coded_sums(rank: int, transport: Transport) -> dict[str, list[list[Tensor]]]
     return out
 
 
+def coded_means(rank: int, transport: Transport) -> dict[str, list[list[Tensor]]]:
+    """Means of which nothing is kept; and how many numbers this rank has copied from memory to memory for them."""
+    out: dict[str, list[list[Tensor]]] = {}
+    copied, copy = [0], Commons.copy
+
+    def counted(commons: Commons, pairs: Pairs) -> None:
+        copied[0] += sum(into.numel() for into, _ in pairs)
+        copy(commons, pairs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Commons, "copy", counted)
+        for name, codec in CODECS.items():
+            out[name], copied[0] = [], 0
+            for number in range(ROUNDS):
+                given, record = vector(rank, number, (4_000,)), torch.zeros(1)
+                coding = Coding(codec, (0, rank, number), None, lambda records, house: True, SIZE)
+                way = composed(transport, given[0])
+                errand = transport.porter.send(lambda: way.coded_total(given, record, coding, "a mean"))  # noqa: B023
+                transport.waiter.wait([errand], "a mean")
+                out[name].append(given)
+            out[name].append([torch.tensor(copied[0])])
+    return out
+
+
 @scenario(SIZE)
 def in_all_houses(rank: int) -> dict[str, dict[str, list[list[Tensor]]]]:
     return {name: summed(rank, homes, plain_sums, 1 << 14) for name, homes in HOUSES.items()}
@@ -94,6 +120,11 @@ def in_all_houses(rank: int) -> dict[str, dict[str, list[list[Tensor]]]]:
 @scenario(SIZE)
 def coded_in_all_houses(rank: int) -> dict[str, dict[str, list[list[Tensor]]]]:
     return {name: summed(rank, homes, coded_sums, 1 << 9) for name, homes in HOUSES.items()}
+
+
+@scenario(SIZE)
+def means_in_all_houses(rank: int) -> dict[str, dict[str, list[list[Tensor]]]]:
+    return {name: summed(rank, homes, coded_means, 1 << 9) for name, homes in HOUSES.items()}
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
@@ -117,6 +148,28 @@ def test_what_was_summed_and_what_is_kept_is_all_that_was_given(told: Told, hous
     kept, got = added([out[-1][0] for out in everyones]), added([one[0] for one in sums])
     torch.testing.assert_close(got + kept, given, atol=1e-4, rtol=0)
     assert (got - given).abs().max() > 1e-3, "nothing was coded"
+
+
+@pytest.mark.parametrize(("codec", "worst"), [("bf16", 0.02), ("int8", 0.05), ("qsgd4", 1.5)])
+@pytest.mark.parametrize("houses", HOUSES)
+def test_a_coded_mean_is_everybodys_and_has_the_same_bits_on_all(
+    told: Told, houses: str, codec: str, worst: float
+) -> None:
+    everyones = [out[houses][codec][:-1] for out in told(means_in_all_houses)]
+    for number in range(ROUNDS):
+        (first,) = everyones[0][number]
+        assert all(torch.equal(first, other[number][0]) for other in everyones)
+        right = added([vector(rank, number, (4_000,))[0] for rank in range(SIZE)]) / SIZE
+        assert 0 < (first - right).abs().max() < worst
+
+
+@pytest.mark.parametrize("houses", HOUSES)
+def test_what_is_quickly_read_is_not_copied_as_numbers_inside_a_host(told: Told, houses: str) -> None:
+    told_by = told(means_in_all_houses)
+    for rank, home in enumerate(HOUSES[houses]):
+        if HOUSES[houses].count(home) > 1:
+            bf16, int8, qsgd4 = (int(told_by[rank][houses][codec][-1][0]) for codec in CODECS)
+            assert bf16 == int8 <= qsgd4 - 4_000 * ROUNDS, "one copy of the vector less for each mean, at least"
 
 
 def added(tensors: list[Tensor]) -> Tensor:
