@@ -30,7 +30,7 @@ IN_ROUNDS: dict[str, Callable[..., ob.Strategy]] = {
     "ad_psgd": ob.ad_psgd,
     "decoupled": partial(ob.decoupled, every=6, fragments=4),
 }
-SETTINGS = (None, 10, 3)
+SETTINGS, FEWER_STEPS = (None, 10), 192
 STEP_S, MESSAGE_S = 0.1, 0.02
 
 
@@ -38,8 +38,8 @@ def task(lr: float, batch: int) -> ob.Task:
     return dataclasses.replace(ob.tasks.digits(batch=batch), optimizer=lambda p: torch.optim.AdamW(p, lr=lr))
 
 
-def row(name: str, strategy: ob.Strategy, lr: float, batch: int, seeds: int, **how: Any) -> None:
-    runs = [ob.simulate(strategy, task(lr, batch), WORKERS, STEPS, seed=seed, **how) for seed in range(seeds)]
+def row(name: str, strategy: ob.Strategy, lr: float, batch: int, seeds: int, steps: int = STEPS, **how: Any) -> None:
+    runs = [ob.simulate(strategy, task(lr, batch), WORKERS, steps, seed=seed, **how) for seed in range(seeds)]
     losses = " ".join(f"{run.metrics['loss']:10.4g}" for run in runs)
     shares = " ".join(f"{run.metrics['accuracy']:6.1%}" for run in runs)
     print(f"{name:<21} loss {losses}   accuracy {shares}   {format_bytes(runs[0].wire_bytes)}", flush=True)
@@ -54,7 +54,7 @@ def in_step(seeds: int) -> None:
 
 
 def in_rounds(seeds: int) -> None:
-    print(f"\nin partial rounds: {WORKERS} workers, {STEPS} steps of batch 8, AdamW 0.003, log-normal step times")
+    print(f"\nin partial rounds: {WORKERS} workers, {FEWER_STEPS} steps of batch 8, AdamW 0.003, log-normal step times")
     model_bytes = 4 * sum(p.numel() for p in task(0.003, 8).build(0).parameters())
     how = {
         "compute_s": ob.delays.lognormal(STEP_S, 0.5),
@@ -62,7 +62,7 @@ def in_rounds(seeds: int) -> None:
     }
     for name, make in IN_ROUNDS.items():
         for n in SETTINGS:
-            row(f"{name}, {n or 'kept'}", make(moments=n), 0.003, 8, seeds, **how)
+            row(f"{name}, {n or 'kept'}", make(moments=n), 0.003, 8, seeds, FEWER_STEPS, **how)
 
 
 def main() -> None:
