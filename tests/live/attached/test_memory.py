@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import offbeat as ob
 from tests.support.in_step import IN_STEP
-from tests.support.scenarios import Call, Turns, in_turn
+from tests.support.scenarios import Call, Turns, in_turn, over
 
 pytestmark = pytest.mark.live
 
@@ -49,6 +49,9 @@ OTHERS = (
 )
 CASES = {**IN_STEP, **{str(s): s for s in OTHERS}}
 NODES = {str(s): s for s in (ob.eager(per_node=2), ob.wagma(per_node=2, late=1), ob.wagma(per_node=2, moments=2))}
+POOLED = {
+    str(s): s for s in (ob.eager(), ob.wagma(merge="correct"), ob.wagma(late=1), ob.self_clocked(), ob.wagma(moments=1))
+}
 WIDE, FEW_BYTES = 96, 2048
 
 
@@ -159,7 +162,7 @@ def run(rank: int, name: str, fails: bool) -> dict[str, Any]:
     gc.collect()
     gc.disable()
     warnings.simplefilter("ignore")  # of samples that nobody reached
-    out = trained(rank, {**CASES, **NODES}[name], fails)
+    out = trained(rank, {**CASES, **NODES, **POOLED}[name], fails)
     gc.enable()
     return out
 
@@ -176,6 +179,21 @@ def ran() -> Ran:
         (size, fails): in_turn({n: Call(run, (n, fails)) for n in (NODES if size == 4 else CASES)}, size)
         for size, fails in GROUPS
     }
+
+
+@pytest.fixture(scope="module")
+def ran_pooled() -> Turns[tuple[str, bool]]:
+    return in_turn({(n, f): Call(over, ("pooled", run, n, f)) for n in POOLED for f in (False, True)}, 3)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("name", list(POOLED))
+def test_where_slots_are_asked_for_nothing_holds_itself_either(
+    ran_pooled: Turns[tuple[str, bool]], name: str, fails: bool
+) -> None:
+    for out in ran_pooled[name, fails]:
+        assert out["extra bytes"] < FEW_BYTES, "beyond what state_dict() holds"
+        assert out["extra bytes without the optimizer"] < FEW_BYTES
 
 
 @each_run

@@ -338,6 +338,7 @@ class Taker:
             self._reader.hang_up(together)
 
     def release(self) -> None:
+        self._channel.keep.elsewhere = None  # else the channel, which this holds, would hold this
         self._link.forget_failure()
         if self._ahead is not None:
             self._ahead.forget_failure()
