@@ -207,6 +207,7 @@ def self_clocked(
             """How far I have moved since I handed in; from now on that is handed in."""
             nonlocal steps, earlier, through, took, pushed
             moved, steps, earlier, through, took, pushed = steps > 0 or pushed, 0, 0, False, 0, False
+            mem.steps = 0
             return before.way_to(me.x) if moved else None
 
         talking = me.reported.talking or Talking()
