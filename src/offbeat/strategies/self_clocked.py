@@ -198,17 +198,16 @@ def self_clocked(
             draws=draws if S == 2 and meet == "arrived" else 0,
             grace=checked_window(grace),
         )
-        before, steps = me.x, 0  # my weights when I last handed in, and the steps since
-        earlier = mem.steps  # those before a resume: they are in the weights that I come with
-        pushed, left = False, me.x.clone() if beta else me.x  # whether they were pushed since; my weights after that
+        before, moved = me.x, False  # my weights when I last handed in, or came, and whether they have moved since
+        left = me.x.clone() if beta else me.x  # my weights when I was last left to myself
         through, took = False, 0  # whether that exchange is over, and the steps that were taken meanwhile
 
         def since() -> Vec | None:
             """How far I have moved since I handed in; from now on that is handed in."""
-            nonlocal steps, earlier, through, took, pushed
-            moved, steps, earlier, through, took, pushed = steps > 0 or pushed, 0, 0, False, 0, False
-            mem.steps = 0
-            return before.way_to(me.x) if moved else None
+            nonlocal moved, through, took
+            way = before.way_to(me.x) if moved else None
+            moved, mem.steps, through, took = False, 0, False, 0
+            return way
 
         talking = me.reported.talking or Talking()
         me.report(talking=talking, coded=sent.name if sent else "")
@@ -225,9 +224,8 @@ def self_clocked(
 
         def push(n: int) -> None:
             """After n steps: x = left + d + βu, u = βu + d, where d is the way since I was left to myself."""
-            nonlocal pushed, before
-            pushed = True
-            before = partial.keep(me.x)
+            nonlocal moved, before
+            before, moved = partial.keep(me.x), True
             ahead = mem.u * (beta * max(0.0, 1.0 - mem.p / n))
             mem.u = ahead + (me.x - left)
             me.x.add_(ahead)
@@ -238,18 +236,17 @@ def self_clocked(
         await Open(partial, me.x if Q is None else me.x - mem.start)
         await moments_too.open()
         async for t in me.own_steps(per_node):
-            if steps == 0 and not pushed:
+            if not moved:
                 before = partial.keep(me.x)
             me.step(await own_gradient(me, per_node), mean_of=workers)
-            steps += 1
-            mem.steps = earlier + steps
+            moved, mem.steps = True, mem.steps + 1
             through = through or await partial.through(t)
             took += not through
             if through and mem.steps >= max(mem.p, (1 + rest) * took):
-                n, moved = steps, since()
-                assert moved is not None
+                n, way = mem.steps, since()
+                assert way is not None
                 talking = talking.handed_in()
-                results = await partial.mix(moved, t)
+                results = await partial.mix(way, t)
                 adopt(results)
                 if results and beta:
                     push(n)
