@@ -229,6 +229,18 @@ def test_a_run_that_is_saved_goes_on_as_if_nobody_had_looked(ran: Ran, size: int
     assert all(torch.equal(whole, saved) for whole, saved, _ in ran[size][name])
 
 
+@scenario(3)
+def in_the_middle_of_a_period(rank: int) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
+    return resumed(rank, ob.self_clocked(3, None, "everyone", late=0), STOPS)
+
+
+def test_a_run_that_goes_on_in_the_middle_of_a_period_hands_in_when_it_would_have(told: Told) -> None:
+    """Up to rounding: what was learned before comes with its worker's weights, not as a part of what is handed in."""
+    for whole, _, stopped in told(in_the_middle_of_a_period):
+        for stop, parts in stopped.items():
+            assert distance(whole, parts) < 1e-6, f"stopped after {stop} steps"
+
+
 @pytest.fixture(scope="module")
 def went_on() -> Ran:
     cases = {f"{name}{where}": s for name, s in ONCE.items() for where in ("", ON_HOSTS)}
