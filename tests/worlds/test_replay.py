@@ -77,11 +77,9 @@ def test_a_simulated_run_that_is_replayed_ends_with_the_same_bits(
     assert torch.equal(again.final, run.final)
 
 
-def recorded(folder: Path, strategy: ob.Strategy | None = None) -> ob.Run:
-    strategy = strategy or ob.eager()
-    return ob.simulate(
-        strategy, task(), 3, 6, compute_s=odd_times(1), network=ob.Network(latency_s=0.01), record=folder
-    )
+def recorded(folder: Path, strategy: ob.Strategy | None = None, workers: int = 3, steps: int = 6) -> ob.Run:
+    times = {"compute_s": odd_times(1), "network": ob.Network(latency_s=0.01)}
+    return ob.simulate(strategy or ob.eager(), task(), workers, steps, **times, record=folder)
 
 
 def rewrite(folder: Path, rank: int, change: Any) -> None:
@@ -204,3 +202,33 @@ def test_a_run_that_a_replay_could_not_follow_says_so(tmp_path: Path) -> None:
         ob.replay(tmp_path, task())
     with pytest.raises(ValueError, match="has no weights that a replay could end with"):
         ob.simulate(ob.eager(), None, 2, 2, record=tmp_path)
+
+
+def test_a_worker_that_looks_ahead_goes_on_before_its_deposit_is_heard_of(tmp_path: Path) -> None:
+    """Rank 0 went on from its first step, and of that the others heard when two rounds were over. Rank 1 came to the
+    second of them only after a round of moments, which rank 0 had begun meanwhile."""
+    strategy = ob.wagma(late=1, moments=1)
+    recorded(tmp_path, strategy, workers=2, steps=2)
+    weights = (
+        "snapshot 0, result 0, snapshot 1, result 1, offer 0, upto 0, take 0, show 2, offer 1, upto 2, take 1, show 2, "
+        "finish 2",
+        "offer 0, upto 0, take 0, snapshot 0, result 0, show 1, offer 1, upto 1, take 1, snapshot 1, result 1, show 2, "
+        "finish 1, next 1",
+    )
+    moments = (
+        "offer 0, snapshot 0, result 0, take 0, snapshot 1, result 1, offer 1, take 1, finish 2",
+        "snapshot 0, result 0, offer 0, take 0, offer 1, snapshot 1, result 1, take 1, finish 2",
+    )
+    for rank in range(2):
+
+        def change(told: orders.Told, rank: int = rank) -> None:
+            told.events, told.beside["moments"] = events(weights[rank]), events(moments[rank])
+
+        rewrite(tmp_path, rank, change)
+    again = ob.replay(tmp_path, task())
+    assert again.gradients == (2, 2)
+    assert [round.version for round in again.trace.rounds] == [0, 1]
+
+
+def events(words: str) -> list[orders.Event]:
+    return [(what, int(number)) for what, number in (word.rsplit(" ", 1) for word in words.split(", "))]

@@ -304,13 +304,18 @@ class Seat:
     def _taken(self, versions: range) -> list[Got]:
         return [self._got(version) for version in versions if version in self._results]
 
-    def _taken_as_shown(self, upto: int) -> list[Got]:
+    def as_shown(self, upto: int, newest: Vec | None) -> list[Got]:
+        """What a worker takes that has been shown the results before ``upto``, and makes its ``newest`` deposit."""
         taken = [got for count, got in self._shown if count < upto]
+        if self.rules.absent == "shared" and newest is not None:
+            taken = [replace(got, value=got.value.clone().add_(newest)) for got in taken[-1:]]
+        return taken
+
+    def _taken_as_shown(self, upto: int) -> list[Got]:
+        taken = self.as_shown(upto, self._newest)
         self._shown = [(count, got) for count, got in self._shown if count >= upto]
         for version in [v for v in self._results if v < upto]:
             del self._results[version]
-        if self.rules.absent == "shared" and self._newest is not None:
-            taken = [replace(got, value=got.value.clone().add_(self._newest)) for got in taken[-1:]]
         return taken
 
     def _got(self, count: int, coming: int = 0) -> Got:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import simpy
@@ -20,6 +21,8 @@ from offbeat.sim.replay.mismatch import refuse
 from offbeat.tensors.vector import Vec
 from offbeat.topology.hierarchy import Nodes
 
+_OF_ITS_OWN = ("offer", THROUGH, "take", "finish", "next", "stand", "catch up")  # what a worker comes to in its turn
+
 
 @dataclass
 class _Chair:
@@ -30,6 +33,7 @@ class _Chair:
     channel: Channel
     events: deque[Event]
     offers: tuple[int, Vec] | None = None  # step and work that it wants to deposit
+    heard_of_later: tuple[int, Vec] | None = None  # those it has gone on from before its list has them
     takes: int | None = None  # the step after which it waits for results
     upto: int | None = None  # those that it had heard of, where it looks ahead
     rests: bool = False
@@ -93,8 +97,10 @@ class ReplayedChannel:
 
         What stands before that may have to wait for others: a result, and what answers for it after an average.
         """
-        own = (THROUGH, "offer", "finish", "stand")
-        found = next((event for event in self.chairs[rank].events if event[0] in own), None) == (THROUGH, step)
+        chair = self.chairs[rank]
+        passed = None if chair.heard_of_later is None else ("offer", chair.heard_of_later[0])
+        own = (event for event in chair.events if event[0] in (THROUGH, "offer", "finish", "stand") and event != passed)
+        found = next(own, None) == (THROUGH, step)
         if found:
             self.chairs[rank].events.remove((THROUGH, step))
             self._go_on()
@@ -124,13 +130,31 @@ class ReplayedChannel:
 
     def _follow(self, rank: int, chair: _Chair) -> bool:
         moved = False
-        while chair.events and self._done(rank, chair, chair.events[0]):
+        while chair.events and (self._went_on(chair) or self._done(rank, chair, chair.events[0])):
             moved = True
         if not chair.events and chair.rests and chair.finishes:
             chair.rests = False
             chair.seat.flushed = True
             self._answer(chair, None)
         return moved
+
+    def _went_on(self, chair: _Chair) -> bool:
+        """Let a worker that looks ahead go on with what it was shown, before its list has its deposit.
+
+        It has gone on when it laid its work down, and that was heard of later. Until then it may have come to another
+        channel, whose rounds were what let others come to the next round of this one.
+        """
+        if chair.offers is None or chair.heard_of_later is not None:
+            return False
+        step, x = chair.offers
+        before = list(takewhile(lambda event: event != ("offer", step), chair.events))
+        what, upto = chair.events[len(before) + 1] if len(before) + 1 < len(chair.events) else ("", 0)
+        to_be_shown = chair.seat.heard_of < upto or any(event == "show" and count <= upto for event, count in before)
+        if what != "upto" or to_be_shown or any(event in _OF_ITS_OWN for event, _ in before):
+            return False
+        chair.offers, chair.heard_of_later = None, (step, x.clone())
+        self._answer(chair, chair.seat.as_shown(upto, x))
+        return True
 
     def _done(self, rank: int, chair: _Chair, event: Event) -> bool:
         """Do what is next, if it can be done now."""
@@ -139,15 +163,18 @@ class ReplayedChannel:
             return False  # its worker stands until all have been made equal; its clerk goes on
         match what:
             case "offer":
-                if chair.offers is None:
+                deposit = chair.heard_of_later or chair.offers
+                if deposit is None:
                     return self._waits(rank, chair, event)
-                step, x = chair.offers
+                step, x = deposit
                 if step != number or seat.results < seat.needs_first:
                     raise refuse(rank, event, f"step {step} comes next")
                 chair.events.popleft()
                 chair.upto = chair.events.popleft()[1] if chair.events and chair.events[0][0] == "upto" else None
                 seat.offer(x, step, chair.upto)
-                chair.offers, chair.takes = None, step
+                chair.takes = step
+                if chair.heard_of_later is None:
+                    chair.offers = None
             case "through":
                 return self._waits(rank, chair, event)  # its worker looks, and strikes it off
             case "show":
@@ -159,8 +186,11 @@ class ReplayedChannel:
                 if chair.takes != number or seat.results < seat.needs:
                     raise refuse(rank, event, f"{seat.results} results are there and {seat.needs} are needed")
                 chair.events.popleft()
-                chair.takes = None
-                self._answer(chair, seat.take(number, chair.upto))
+                chair.takes, taken = None, seat.take(number, chair.upto)
+                if chair.heard_of_later is not None:
+                    chair.heard_of_later = None
+                else:
+                    self._answer(chair, taken)
             case "finish":
                 if not chair.finishes:
                     return self._waits(rank, chair, event)
