@@ -16,9 +16,11 @@ import re
 import threading
 import time
 import weakref
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, AllToAllOptions
@@ -31,6 +33,7 @@ CONNECT = timedelta(seconds=20)  # for the other members, once all have said tha
 LONG = timedelta(days=7)  # Gloo's own timeout kills a group for good; our patience is kept by the waiter
 GRACE_S = 5.0
 PARKING_S = 0.05  # much longer than a thread needs that has ended an operation
+UNUSED_TAG = 1  # of messages that nobody sends
 _ENFORCED = re.compile(r"^\[enforce fail at [^]]*\] .*? vs [^.]*\. ")  # where in Gloo, before what the system said
 
 
@@ -109,15 +112,28 @@ class Group:
     def park(self) -> None:
         """Leave the group, whatever the others do. One without an operation under way is given back now.
 
-        Destroying one with an operation pending blocks until its timeout. That operation fails when the other members
-        have left, too: so such a group waits, and is given back when another one is made or left after that. Where the
-        process ends before, it is never destroyed, and the operating system closes the sockets.
+        Destroying one with an operation pending blocks until its timeout, so its connections are closed first: then
+        the operation fails. A thread that still adds something up may take a while; then the group waits, and is given
+        back when another one is made or left after that. Where the process ends before, it is never destroyed, and the
+        operating system closes the sockets.
         """
         _look_at_the_parked()
         if not self._have_arrived(PARKING_S):
-            with _looking:
-                _parked.append((self._gloo, self._travelling))
+            self._close_connections()
+            if not self._have_arrived(PARKING_S):
+                with _looking:
+                    _parked.append((self._gloo, self._travelling))
         self._gloo = None
+
+    def _close_connections(self) -> None:
+        """By a wait that runs out, which does that to all of them; one that is closed already refuses at once.
+
+        That the others leave does not do: where one of two operations has failed, what was sent to it stays unread in
+        its connection, and the other one waits behind that for ever.
+        """
+        for peer in set(range(len(self.ranks))) - {self._gloo.rank()}:
+            with suppress(RuntimeError):
+                self._gloo.recv([torch.empty(1)], peer, UNUSED_TAG).wait(timedelta(milliseconds=1))
 
 
 def _not_met(ranks: tuple[int, ...], error: RuntimeError, board: Board) -> PeerFailed:
