@@ -371,6 +371,17 @@ def test_a_bound_lets_a_round_start_as_soon_as_the_late_one_has_deposited() -> N
     assert referee.passed(1, 0) == [1]
 
 
+@pytest.mark.parametrize("absent", ["carry", "last", "shared"])
+def test_a_bound_counts_what_a_worker_may_have_handed_in_unheard(absent: Any) -> None:
+    """Where results are late it goes on at once, with nothing newer, and that comes in a round later still."""
+    referee = Referee(Rules(waiting.first, absent, bound=2, late=1), 2, 0)
+    assert referee.arrived(0, 0, 0, 0) == [0]
+    assert referee.arrived(0, 1, 0, 1) == [], "rank 1 may be in its second step, which would be in round 3"
+    assert referee.arrived(1, 1, 0, 0) == [1], "heard late, and begun with no result: it is in round 2, stale by two"
+    assert referee.arrived(0, 2, 1, 2) == []
+    assert referee.arrived(1, 2, 0, 2) == [2]
+
+
 def test_a_late_worker_in_global_rounds_goes_on_and_in_a_full_round_waits() -> None:
     place = Place(Rules(waiting.first, "carry", full_every=4))
     place.results = 2

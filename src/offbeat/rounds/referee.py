@@ -278,9 +278,17 @@ class Referee:
         return version - base <= self.rules.late
 
     def _too_old(self, rank: int, version: int) -> bool:
-        """Would leaving ``rank`` out of this round let something older than the bound be applied?"""
+        """Would leaving ``rank`` out of this round let something older than the bound be applied?
+
+        What it is computing would come in the next round at the earliest. Where results may be late, it may have handed
+        that in already without our having heard of it, and compute on with nothing newer: then that comes a round
+        later still.
+        """
         assert self.rules.bound is not None
-        if self.rules.absent == "last":  # its last weights would answer for it, in this round
-            return version - self._deposit[rank] > self.rules.bound
-        base = self._computing[rank]  # what it is computing would come in the next round at the earliest
-        return base is not None and version + 1 - base > self.rules.bound
+        # Its last weights would answer for it, in this round.
+        if self.rules.absent == "last" and version - self._deposit[rank] > self.rules.bound:
+            return True
+        if self.rules.absent == "last" and not self.rules.late:
+            return False  # it begins every step with newer weights than these
+        base = self._computing[rank]
+        return base is not None and version + 1 + self.rules.late - base > self.rules.bound

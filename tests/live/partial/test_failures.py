@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import signal
+import time
 from typing import Any
 
 import pytest
 
+import offbeat as ob
 from tests.support import forge
 from tests.support.counted import CASES, failing_early
-from tests.support.forge import Job, Outcome
-from tests.support.scenarios import CARRIERS, over
+from tests.support.forge import Job, Outcome, hear, say
+from tests.support.nets import loss, net, sgd
+from tests.support.scenarios import CARRIERS, Call, in_turn, over
 
 pytestmark = pytest.mark.live
 
@@ -46,3 +49,33 @@ def test_the_others_end_when_the_rank_with_the_hub_and_the_store_is_killed() -> 
     for outcome in outcomes[1:]:
         assert (outcome.exit_code, outcome.hung) == (1, False), outcome.stderr
         assert "PeerFailed" in outcome.error
+
+
+COMPUTES_ON = ob.self_clocked(meet="all", wait="everyone", codec=None)
+
+
+def failing_beside_one_that_computes_on(rank: int, way: str) -> str:
+    """Rank 0, which has the hub, has handed in, and takes steps until that is through. It never will be."""
+    model = net()
+    try:
+        with ob.attach(sgd(model), model, COMPUTES_ON, patience_s=120) as optimizer:
+            end_s, step = time.monotonic() + 30, 0
+            while time.monotonic() < end_s:
+                optimizer.zero_grad()
+                loss(model, rank, step).backward()
+                optimizer.step()
+                step += 1
+                if rank == 1:
+                    hear(f"{way}: it computes on")
+                    raise ValueError("the disk is full")
+                if step == 5:
+                    say(f"{way}: it computes on")
+            pytest.fail(f"{step} steps, and nothing was heard")
+    except (ValueError, ob.PeerFailed) as error:
+        return str(error)
+
+
+def test_one_that_computes_on_hears_that_another_has_failed() -> None:
+    ran = in_turn({way: Call(over, (way, failing_beside_one_that_computes_on, way)) for way in CARRIERS}, 2)
+    for way in CARRIERS:
+        assert "rank 1 failed: ValueError: the disk is full" in ran[way][0], way

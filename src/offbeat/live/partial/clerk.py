@@ -117,6 +117,7 @@ class Clerk:
 
     def through(self, step: int) -> bool:
         """Whether a deposit now would wait for nothing."""
+        self._board.check()  # else one that computes on would do so without the others
         self._link.check()
         with self._lock:
             found = self._seat.is_through(step)
