@@ -171,6 +171,8 @@ class Seat:
         else:
             self.tray.deposit(x, deposit, self.place.weight())
         self.needs = self.place.waits_for(position)
+        if self.needs > self.results and upto is None:  # it will take that one, and none before it
+            self._drop_older()
         if not self.rules.hears_of_late:
             return None if position is None else Notice(Say.ARRIVED, position, deposit.base)
         next_base = max(self.place.takes_at_least(step), self.needs) if upto is None else upto
@@ -379,15 +381,18 @@ class Seat:
         self._note("result", outcome.version)
         if self.rules.absent == "shared":
             self.tray.adopt(outcome.value)
+        self._drop_older()
+        self._results[self.results] = (outcome, given.deposits)
+        self.place.results += 1
+        return True
+
+    def _drop_older(self) -> None:
+        """Of averages of weights a late worker takes the newest: it need not keep one for every round it misses."""
         if self.rules.of_weights and self.rules.catch_up == "current" and not self.takes_each:
-            # Of averages of weights a late worker takes the newest: it need not keep one for every round it misses.
             for older in list(self._results):
                 dropped, _ = self._results.pop(older)
                 if self._owns:
                     self.tray.spare = [*self.tray.spare, dropped.value][-2:]
-        self._results[self.results] = (outcome, given.deposits)
-        self.place.results += 1
-        return True
 
     def over(self) -> Notice | None:
         """A round is over here: its worker can be in another one."""

@@ -52,7 +52,7 @@ def ahead() -> Iterator[SimpleNamespace]:
 
 
 def hand_in(ahead: SimpleNamespace, step: int) -> None:
-    told = Delivery(Answer("needed", None, [], [([], None)], [], [], [], []), [], 0.0)
+    told = Delivery(Answer("needed", None, [], [([], None)], [], [], [], [], []), [], 0.0)
     ahead.made.hand_in(step, step, [told], at_once=True)
 
 
@@ -86,7 +86,7 @@ def test_while_the_worker_speaks_to_the_hub_the_second_thread_says_nothing(ahead
 
 
 def test_nothing_is_told_before_what_was_handed_in_is(ahead: SimpleNamespace) -> None:
-    told = Delivery(Answer("needed", None, [], [([], None)], [], [], [], []), [], 0.0)
+    told = Delivery(Answer("needed", None, [], [([], None)], [], [], [], [], []), [], 0.0)
     ahead.made.hand_in(0, 0, [told], at_once=False)  # the second thread has not come to say it
     ahead.made.has_read()
     ahead.made._say_read()

@@ -14,9 +14,10 @@ wait for the other thread to do so.
 ``_lock`` protects the list of answers, what is to be said, and whether the thread listens. The worker takes answers
 from one end in the order in which they came, and only what is complete; so it says to the hub how many it has taken,
 and both count the same ones. Two threads never read from the line: while this one listens, what the worker asks for is
-passed on to it. Nor do two write to it: the worker asks for nothing before what it handed in has been said. Else the
-hub would hear of a step after a question that was asked behind it. That results are read no longer is said under the
-lock, and only while the worker computes (`hush`): said a step later, it would be about what the worker reads by then.
+passed on to it. The worker asks for nothing but room before what it handed in has been said: else the hub would hear of
+a step after a question that was asked behind it. That results are read no longer is said under the lock, and only while
+the worker computes (`hush`): said a step later, it would be about what the worker reads by then. That they are there is
+said at once: what they were made of is memory that somebody else may need.
 """
 
 from __future__ import annotations
@@ -57,11 +58,20 @@ class HasRead(NamedTuple):
 
 
 class Ahead:
-    """The second thread of a worker's side. ``after_steps``: it is told by ``wake`` when a step is over."""
+    """The second thread of a worker's side. ``after_steps``: it is told by ``wake`` when a step is over.
+    ``gives_back``: slots that the worker does not need go back to the hub while it computes."""
 
-    def __init__(self, reader: Reader, shelves: Shelves, line: socket.socket, board: Board, after_steps: bool) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        shelves: Shelves,
+        line: socket.socket,
+        board: Board,
+        after_steps: bool,
+        gives_back: bool = False,
+    ) -> None:
         self._reader, self._shelves, self._line, self._board = reader, shelves, line, board
-        self._after_steps = after_steps
+        self._after_steps, self._gives_back = after_steps, gives_back
         self._lock = threading.Condition()
         self._told: deque[Delivery] = deque()
         self._waits = False  # for what it needs to hand in again
@@ -236,6 +246,8 @@ class Ahead:
             if has_read is not None and self._has_read is has_read and self._to_say is None:
                 self._has_read = None
                 self._reader.come_again(Word.READ)
+                if self._gives_back:
+                    self._reader.give_back()
 
     def _hear(self, answer: Answer) -> None:
         told = None
@@ -243,6 +255,9 @@ class Ahead:
             told = self._reader.make(answer, read=None)
             self._shelves.settle()
             self._reader.sums.find(told)
+            self._reader.has_seen(told)
+            if self._gives_back:
+                self._reader.give_back()
         with self._lock:
             if told is not None:
                 self._told.append(told)

@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from offbeat.live.partial.chair import SeatTaken
 from offbeat.live.partial.coordinator import NOBODY, Asking, unpack
-from offbeat.live.partial.stacks import Guest, Home, Reply, Slots, Spare, Stack, Sum, home_of, places, taken_by
+from offbeat.live.partial.rooms import Rooms
+from offbeat.live.partial.stacks import Reply, Slots, Spare, Stack, Sum, home_of, places, taken_by
 from offbeat.live.transport.hub import Frame, Letter, Word
-from offbeat.rounds.held import NEVER
 from offbeat.rounds.referee import Notice, Referee
 from offbeat.rounds.rules import Rules
 from offbeat.rounds.seat import Event, Got, Outcome, Seat
@@ -28,34 +29,6 @@ if TYPE_CHECKING:
 
 
 MISSED = 2  # so many averages are worth asking for
-
-
-class SeatTaken(Guest):
-    """A chair with a seat, and the worker that waits there."""
-
-    def __init__(self, rank: int, seat: Seat, log: list[Event] | None, reuse: Callable[[Home], None] | None) -> None:
-        super().__init__(rank, log, reuse)
-        self.seat, self.wanted, self.told_lost = seat, 0, 0
-        self.wake: Callable[[], None] | None = None
-        self.looks_ahead = False  # it computes, and hears of results as they come
-        self.put_off = self.stops = False  # its deposit waits for a result; it wants to hear of no more after that
-
-    @property
-    def waits_for(self) -> int:
-        """How many results it needs to go on; 0: it needs none."""
-        if self.wake is None or self.looks_ahead:
-            return 0
-        return self.wanted if self.seat.rules.pool is None else NEVER
-
-    @property
-    def tray(self) -> Stack | None:
-        return cast("Stack | None", self.seat.tray.value)
-
-    @property
-    def waiting(self) -> list[Stack]:
-        """The results that wait for it, but for a replica."""
-        results: list[Any] = list(self.seat.untold)
-        return [one for one in results if isinstance(one, Stack)]
 
 
 class Desk(Asking):
@@ -81,7 +54,8 @@ class Desk(Asking):
         self._due: list[tuple[int, int]] = []  # rounds that have started and not happened, and who started them
         self._spares = Spares()
         self._seats: dict[int, Seat] = {}
-        self._rooms: dict[int, list[Sum]] = {}  # of those who were asked for a replica: where it is to lie
+        self._for_spares: dict[int, list[Sum]] = {}  # of those who were asked for a replica: where it is to lie
+        self._rooms = Rooms(slots, rules, nodes.count, self._at_work)
 
     def _to_all(self, frame: Frame) -> list[Letter]:
         """On the line for questions; with the number of results that each one waits for."""
@@ -98,9 +72,10 @@ class Desk(Asking):
             early, self._early = [f for f in self._early if f.word is not Word.OPEN], []
             return [letter for f in early for letter in self.hear(f)]
         rank = frame.rank
+        self._rooms.hears(rank)
         if frame.word in (Word.READ, Word.GIVE):  # about memory, not about rounds: nobody is answered
             self._take_back(self._chairs[rank], frame)
-            return []
+            return self._letters() if self._rooms.waiting else []
         if frame.word is Word.ELSEWHERE:
             self._begin(self._hear_where(rank, unpack(frame.text)), rank)
         else:
@@ -114,10 +89,41 @@ class Desk(Asking):
         self._begin(started, NOBODY)
         return self._letters()
 
+    @property
+    def pause_s(self) -> float | None:  # type: ignore[override]
+        found = [pause_s for pause_s in (super().pause_s, self._rooms.pause_s) if pause_s is not None]
+        return min(found, default=None)
+
+    def silence(self) -> Iterable[Letter]:
+        return self._letters() if self._rooms.pause_s == 0.0 else super().silence()
+
     def _letters(self) -> list[Letter]:
-        answers, self._answers = self._answers, []
+        self._take_back_from_those_who_came()
+        letters = self._slots.letters(self._take_answers())
+        for rank in self._rooms.waiting:
+            self._room(self._chairs[rank])
+            letters += self._slots.letters(self._take_answers())
         more, self._more = self._more, []
-        return [*self._slots.letters(answers), *more, *self._stop_asking()]
+        return [*letters, *more, *self._stop_asking()]
+
+    def _take_back_from_those_who_came(self) -> None:
+        """Who has come has read all it was given, so it needs no slot that nothing here stands on.
+
+        Not of gradients: one who leaves before it is answered adds up what it has laid down.
+        """
+        for chair in self._chairs.values() if self._slots.pooled and self._rules.of_weights else ():
+            if chair.came and chair.freed:
+                for home in chair.freed:
+                    self._slots.give_back(home)
+                chair.gone += chair.freed
+                chair.freed.clear()
+        for answer in self._answers:
+            if isinstance(answer.chair, SeatTaken) and answer.results:
+                answer.chair.came = False
+
+    def _take_answers(self) -> list[Reply]:
+        answers, self._answers = self._answers, []
+        return answers
 
     def _open(self, frame: Frame) -> None:
         rank, place, step, logs = frame.rank, frame.a, frame.b, bool(frame.c & 1)
@@ -141,9 +147,16 @@ class Desk(Asking):
         if place >= 0:
             seat.tray.deposit(chair.put(place), Deposit(-1, self._first_round))
 
+    def _comes_again(self, chair: SeatTaken, said: bytes) -> None:
+        chair.comes_again(said)
+        if self._slots.pooled:  # what it has seen, others need not make any more
+            for other in self._chairs.values():
+                for loan in other.lent:
+                    loan.end_if_made()
+
     def _take_back(self, chair: SeatTaken, frame: Frame) -> None:
         if frame.word is Word.READ:
-            chair.comes_again(frame.data)
+            self._comes_again(chair, frame.data)
         else:
             self._slots.give_back(home_of(frame.a))
 
@@ -151,7 +164,8 @@ class Desk(Asking):
         chair = self._chairs[rank]
         seat = chair.seat
         if frame.word in (Word.OFFER, Word.NEXT, Word.CATCH_UP):
-            chair.comes_again(frame.data)
+            self._comes_again(chair, frame.data)
+        chair.lays = False
         match frame.word:
             case Word.OFFER:
                 if frame.c < 0:
@@ -193,15 +207,33 @@ class Desk(Asking):
                 owed = cast("Stack | None", seat.tray.owed())
                 self._answer(chair, "owed", about=None if owed is None else places(owed))
             case Word.ROOM:
-                mine = [] if frame.a else taken_by(chair.waiting, rank, chair.tray)
-                none_yet = not frame.a and bool(mine or chair.freed)
-                room = None if none_yet else self._slots.for_deposit(rank)
-                self._answer(chair, "room", about=(room, mine))
+                if frame.a:
+                    chair.lays = self._rules.absent != "shared"
+                    self._answer(chair, "room", about=(self._slots.for_deposit(rank), []))
+                else:
+                    self._room(chair)
+
+    def _room(self, chair: SeatTaken) -> None:
+        """Where can it lay something down? It may have a slot that is free, or will be when a sum is complete."""
+        mine = taken_by(chair.waiting, chair.rank, chair.tray)
+        if mine or chair.freed:
+            self._rooms.waits_no_more(chair.rank)
+            self._answer(chair, "room", about=(None, mine))
+        elif not self._rooms.puts_off(chair.rank):
+            chair.lays = self._rules.absent != "shared"
+            self._answer(chair, "room", about=(self._slots.for_deposit(chair.rank), []))
+
+    def _at_work(self) -> list[int]:
+        """Those who lay down, add up or read what they have come for. (Of shared weights what is laid down is made in
+        its slot, during a step; and whoever looks ahead reads a step later.)"""
+        return [rank for rank, chair in self._chairs.items() if chair.lays or chair.is_reading]
 
     # The worker.
 
     def _offer(self, chair: SeatTaken, place: int, step: int) -> None:
         rank, seat = chair.rank, chair.seat
+
+        chair.came = True
 
         def deposit() -> None:
             self._ask_for_spare(chair)
@@ -276,12 +308,12 @@ class Desk(Asking):
         if room is None:
             self._spares.cannot(chair.rank)
             return
-        self._rooms[chair.rank] = room
+        self._for_spares[chair.rank] = room
         self._answer(chair, "spare", about=[one.home for one in room])
 
     def _keep(self, chair: SeatTaken, upto: int, vectors: int, said: bytes) -> None:
         """It has laid its replica down, which holds so many results; or says of none that it cannot."""
-        room = self._rooms.pop(chair.rank)[:vectors]
+        room = self._for_spares.pop(chair.rank)[:vectors]
         self._slots.were_written(room)
         if not vectors:
             self._spares.cannot(chair.rank)

@@ -24,6 +24,7 @@ from offbeat.live.partial.lines import Lines
 from offbeat.live.partial.meetings import Meetings
 from offbeat.live.partial.pairs import SharedWeights, Visits
 from offbeat.live.partial.stacks import Slots
+from offbeat.live.partial.summing import DEVICE_BYTES_S, GRACE_S, SLOW_BYTES_S
 from offbeat.live.partial.taker import Taker, Twin
 from offbeat.live.partial.telling import Telling, ToTheOthers
 from offbeat.live.partial.visitor import Visitor
@@ -140,7 +141,8 @@ class Opening:
         # Of a gradient that is dropped its worker hears later: until then it would count a slot as its own that
         # another writes to.
         pooled = like.nbytes >= LONG_BYTES and channel.rules.absent in ("carry", "last", "shared")
-        slots = {**self._slots(nodes.count, like, shelves), "pooled": pooled}
+        rate = DEVICE_BYTES_S if shelves.on_device else SLOW_BYTES_S
+        slots = {**self._slots(nodes.count, like, shelves), "pooled": pooled, "grace_s": GRACE_S + like.nbytes / rate}
         plan = plan_of_channel(channel, nodes.count, nodes.per_node, me.seed, first_round)
         line, questions = self.lines.meet(
             lambda: Desk(channel.rules, channel.whom, nodes, me.seed, first_round, Slots(**slots)),

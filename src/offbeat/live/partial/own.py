@@ -20,6 +20,8 @@ class OwnSlots:
     def __init__(self, rank: int, pooled: bool, returns: bool, is_there: Callable[[Recipe], bool]) -> None:
         self._is_there, self._returns = is_there, returns
         self._free = {(rank, slot) for slot in range(1 if pooled else DEPOSITS)}
+        # On a GPU a slot is memory only when its owner has written there: until then nobody else may have it.
+        self._untouched = set(self._free)
         self._busy: set[Home] = set()
         self._until_seen: list[tuple[Recipe, Home]] = []  # slots that are free when this sum is complete
         self._books = threading.Lock()
@@ -45,17 +47,33 @@ class OwnSlots:
             self._until_seen = [(recipe, home) for recipe, home, complete in there if not complete]
             return len(self._busy)
 
-    def one(self, but_not: Collection[Home] = ()) -> Home | None:
-        """One that is free, and none of these."""
+    def one(self, but_not: Callable[[], Collection[Home]]) -> Home | None:
+        """One that is free, and none of those which ``but_not`` names; from now on it is written to.
+
+        Asked inside the books: what a result stands on was told before it became free.
+        """
         with self._books:
-            return min(self._free.difference(but_not), default=None)
+            found = min(self._free.difference(but_not()) if self._free else (), default=None)
+            if found is not None:
+                self._written_to(found)
+            return found
 
     def written_to(self, home: Home) -> None:
         """Somebody may read there from now on."""
         with self._books:
-            self._free.discard(home)
-            if not self._returns:
-                self._busy.add(home)
+            self._written_to(home)
+
+    def _written_to(self, home: Home) -> None:
+        self._free.discard(home)
+        self._untouched.discard(home)
+        if not self._returns:
+            self._busy.add(home)
+
+    def are_gone(self, homes: Iterable[Home]) -> None:
+        """The hub has taken them back."""
+        with self._books:
+            self._free.difference_update(homes)
+            self._busy.difference_update(homes)
 
     def set_aside(self, home: Home) -> None:
         """Nobody else reads there, and it is not to be given away."""
@@ -63,10 +81,10 @@ class OwnSlots:
             self._free.discard(home)
             self._busy.discard(home)
 
-    def without_need(self, but_not: Collection[Home]) -> list[Home]:
-        """Those that are free, and none of these: no longer this worker's own."""
+    def without_need(self, but_not: Callable[[], Collection[Home]]) -> list[Home]:
+        """Those that are free, and none of those which ``but_not`` names: no longer this worker's own."""
         with self._books:
-            spare = sorted(self._free.difference(but_not))
+            spare = sorted(self._free - self._untouched - {*but_not()})
             self._free.difference_update(spare)
             return spare
 

@@ -10,7 +10,8 @@ What processes share is memory, under these rules, which need no lock:
 Where a worker looks ahead (see `offbeat.live.partial.ahead`), a second thread of its process hears the answers and
 makes its parts of the sums, while the worker lays down vectors and reads results. ``_books`` protects what both write
 to: the list of what was told and is being read. Without it what is told between two lines of the other thread would be
-forgotten.
+forgotten. ``_line_is_ours`` protects the line: what is said of sums must reach the hub in the order in which it was
+made up, since both count them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from offbeat.live.carriers.memory import nap
 from offbeat.live.carriers.shelves import Shelves
 from offbeat.live.partial.own import OwnSlots
 from offbeat.live.partial.stacks import DEPOSITS, READS, SEEN, Home, home_of, number_of
-from offbeat.live.partial.summing import GRACE_S, Sums
+from offbeat.live.partial.summing import DEVICE_BYTES_S, GRACE_S, SLOW_BYTES_S, Sums
 from offbeat.live.partial.told import Answer, Delivery, Recipe, Ref
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
@@ -67,8 +68,9 @@ class Reader:
         self._poll.register(line, select.POLLIN)
         self.sums = Sums(shelves, rank)
         self._own = OwnSlots(rank, pooled, pooled and replaces, self.sums.is_there)
+        self._grace_s = GRACE_S + shelves.vector_bytes / (DEVICE_BYTES_S if shelves.on_device else SLOW_BYTES_S)
         self._told: list[Delivery] = []  # what may still be read, as far as the hub knows
-        self._books = threading.Lock()
+        self._books, self._line_is_ours = threading.Lock(), threading.RLock()
         self.listens: Callable[[str], Answer] | None = None  # another thread does, and this waits for what is for us
         self.asked_s = 0.0
         self.hung_up = False
@@ -82,7 +84,8 @@ class Reader:
             self._shelves.settle()
         self.asked_s = time.monotonic()
         try:
-            self._line.sendall(Frame(word, self._rank, a, b, c, data=data).pack())
+            with self._line_is_ours:
+                self._line.sendall(Frame(word, self._rank, a, b, c, data=data).pack())
         except OSError as error:
             raise self._board.lost("the news from rank 0") from error
 
@@ -96,6 +99,7 @@ class Reader:
             raise self._board.lost("the news from rank 0")
         answer = Answer(*marshal.loads(frame.data))  # quick, and safe from whoever has shown the job's token
         self._own.are_free(answer.freed)
+        self._own.are_gone(answer.gone)
         if self._log is not None:
             self._log += answer.events
         self._heard(answer)
@@ -106,26 +110,54 @@ class Reader:
         if self._log is not None:
             self._log.append((what, number))
 
-    def come_again(self, word: Word, a: int = 0, b: int = 0, c: int = -1, reads: Sequence[Delivery] = ()) -> None:
+    def come_again(
+        self, word: Word, a: int = 0, b: int = 0, c: int = -1, reads: Sequence[Delivery] = (), settled: bool = True
+    ) -> None:
         """Say something after which nothing that I was given before is read any more, but for the results of ``reads``.
 
-        Nothing is said of what is to be read later. Of a sum that has been seen the hub forgets what it was made of: an
-        adder that is stopped in the middle of it would find other deposits in their place.
+        Of a sum that has been seen the hub forgets what it was made of: so that is said only of one that is complete,
+        or else an adder that is stopped in the middle of it would find other deposits in their place.
         """
         with self._books:
             for one in self._told:
                 one.read = False if one.read else one.read
             for one in reads:
                 one.read = True
-            told = list(itertools.takewhile(lambda one: one.read is not None, self._told))
-            self._told = [one for one in self._told if one.read is not False]
-        self.sums.take_back(one for one in told if not one.read)
-        said = bytearray()
-        for one in told:
-            results = one.results if one.read else set()
-            said += bytes(SEEN * self.sums.is_there(one.sums[k]) | READS * (k in results) for k in one.lent)
-            one.lent = [k for k in one.lent if k in results]
-        self.send(word, a, b, c, data=bytes(said))
+        self._say(word, a, b, c, settled)
+
+    def has_seen(self, told: Delivery) -> None:
+        """What is to be read later is there. The hub hears of it: what it was made of is not needed any more."""
+        if self._pooled and all(self.sums.is_there(told.sums[k]) for k in told.results):
+            self._say(Word.READ, settled=False)
+
+    def _say(self, word: Word, a: int = 0, b: int = 0, c: int = -1, settled: bool = True) -> None:
+        """Say something, and with it of each sum that I was told of whether it is there, and may still be read.
+
+        Nothing is said of what another thread may just be adding up, nor, where memory does not count, of what is to be
+        read later.
+        """
+        with self._line_is_ours:
+            with self._books:
+                told = list(itertools.takewhile(self._may_speak_of, self._told))
+                self._told = [one for one in told if one.read is not False] + self._told[len(told) :]
+            self.sums.take_back(one for one in told if one.read is False)
+            said = bytearray()
+            for one in told:
+                needed = self._needs(one)
+                said += bytes(SEEN * self.sums.is_there(one.sums[k]) | READS * (k in needed) for k in one.lent)
+                one.lent = [k for k in one.lent if k in needed]
+            self.send(word, a, b, c, data=bytes(said), settled=settled)
+
+    def _may_speak_of(self, one: Delivery) -> bool:
+        return one.read is not None or (self._pooled and one.is_made)
+
+    def _needs(self, one: Delivery) -> set[int]:
+        """Which of its sums may still be read: the results, and of those that were not taken yet also what they are
+        made of, until they are there."""
+        if one.read is not None:
+            return one.results if one.read else set()
+        missing = {k for k in one.lent if not self.sums.is_there(one.sums[k])}
+        return set(one.lent) if missing & one.results else one.results
 
     @property
     def is_reading(self) -> bool:
@@ -152,21 +184,25 @@ class Reader:
         """Lay ``x`` into a slot that nobody reads, and that is none of these; its number."""
         if self._own.look() >= FEW:
             self._merge(but_not)
-        home = self._claim(but_not)
+        home = self._claim(lambda: but_not)
         self._shelves.lay(x, *home, mine=not self._pooled)
         return number_of(home)
 
     def claim(self) -> Home:
-        """A slot to write to before anything is put there."""
+        """A slot to write to before anything is put there: none that what I was given stands on."""
         self._own.look()
-        home = self._claim(())
+        home = self._claim(self._stands_on)
         self._own.set_aside(home)
         return home
+
+    def _stands_on(self) -> set[Home]:
+        """Slots of mine that what I was given stands on."""
+        return {home for one in self._told for home in one.deposits}
 
     def put_there(self, way: Way, home: Home) -> int:
         """Let the slot in which a way begins hold that way."""
         if self._own.look() >= FEW:
-            self._merge([home])
+            self._merge((home, *self._stands_on()))
         if self._shelves.on_device:
             _ = way.parts  # made in place
             self._shelves.note_used(*home, way.used)
@@ -175,18 +211,17 @@ class Reader:
         self._own.written_to(home)
         return number_of(home)
 
-    def _claim(self, but_not: Collection[Home]) -> Home:
+    def _claim(self, but_not: Callable[[], Collection[Home]]) -> Home:
         found = self._own.one(but_not) or (self._asked_for(but_not) if self._pooled else None)
         if found is None:
             raise OffbeatError(
                 f"{DEPOSITS} deposits of rank {self._board.rank} are being read by workers that stand still"
             )
-        self._own.written_to(found)
         if self._pooled:
-            self._give_back(but_not)
+            self._give_back(lambda: {*but_not(), *self._stands_on()})
         return found
 
-    def _asked_for(self, but_not: Collection[Home]) -> Home:
+    def _asked_for(self, but_not: Callable[[], Collection[Home]]) -> Home:
         """Where the hub says. It may know that one of mine is in a sum of which I have not heard yet."""
         room, taken = self.ask(Word.ROOM, settled=False).about[0]
         self._own.free_when_there(
@@ -198,25 +233,26 @@ class Reader:
             self._own.look()
             if found := self._own.one(but_not):
                 return found
-            if not taken or time.monotonic() - start > GRACE_S:
+            if not taken or time.monotonic() - start > self._grace_s:
                 (room, _) = self.ask(Word.ROOM, 1, settled=False).about[0]
             else:
                 nap(start)
+        self._own.written_to(room)
         return cast(Home, room)
 
-    def _give_back(self, but_not: Collection[Home]) -> None:
-        for home in self._own.without_need(but_not):
-            self.send(Word.GIVE, number_of(home))
+    def _give_back(self, but_not: Callable[[], Collection[Home]]) -> None:
+        for home in self._own.without_need(but_not):  # nobody reads there, nor do I: it need not be waited for
+            self.send(Word.GIVE, number_of(home), settled=False)
 
     def give_back(self) -> None:
         """I need no slot before I come again, but for those that what I was given stands on."""
         self._own.look()
-        self._give_back({home for one in self._told for home in one.deposits})
+        self._give_back(self._stands_on)
 
-    def let_go(self) -> None:
-        """I compute, and nothing that I was given is read meanwhile."""
+    def let_go(self, settled: bool = True) -> None:
+        """I compute, and nothing that I was given is read meanwhile. ``settled`` as above."""
         if self.is_reading:
-            self.come_again(Word.READ)
+            self.come_again(Word.READ, settled=settled)
         self.give_back()
 
     def _merge(self, but_not: Collection[Home]) -> None:
@@ -224,7 +260,7 @@ class Reader:
         places: list[Ref] = self.ask(Word.OWED).about[0] or []
         if len(places) < 2:
             return
-        home = self._claim(but_not)
+        home = self._claim(lambda: but_not)
         self._shelves.note_used(*home, self.sums.add(places, self._shelves.vec(*home)).used)
         old = [(member, slot) for member, slot, _ in places]
         if self.ask(Word.MERGE, number_of(home), data=marshal.dumps(old)).how != "merged":
@@ -255,6 +291,7 @@ class Reader:
         with self._books:
             self._told.append(told)
         self.sums.make(told)
+        told.is_made = True
         self._own.free_when_there((told.sums[k], home) for k, home in answer.free_then)
         return told
 

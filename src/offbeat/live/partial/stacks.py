@@ -142,6 +142,21 @@ class Stack:
         return self
 
 
+class Loan:
+    """A sum that a worker was told of. ``results``: what it was told of for, to make them; none: it is one itself."""
+
+    __slots__ = ("one", "results")
+
+    def __init__(self, one: Sum, results: tuple[Sum, ...]) -> None:
+        self.one: Sum | None = one
+        self.results = results
+
+    def end_if_made(self) -> None:
+        """What goes into results is not read any more when they are there, nor written when it is there itself."""
+        if self.results and self.one is not None and self.one.complete and all(r.complete for r in self.results):
+            self.one, self.results = None, ()
+
+
 @dataclass
 class Guest:
     """A worker at the hub. ``reuse``: whoever is to have a slot of its deposits that nothing reads any more; else
@@ -151,7 +166,8 @@ class Guest:
     log: list[Event] | None = None
     reuse: Callable[[Home], None] | None = None
     freed: list[Home] = field(default_factory=list)  # its slots that nothing will read any more
-    lent: list[Sum] = field(default_factory=list)  # what it may be reading or adding
+    gone: list[Home] = field(default_factory=list)  # such as it does not have any more
+    lent: list[Loan] = field(default_factory=list)  # what it may be reading or adding
     news: list[tuple[object, ...]] = field(default_factory=list)  # what it is told beside, for its records
 
     def put(self, place: int) -> Any:
@@ -161,12 +177,15 @@ class Guest:
     def comes_again(self, said: bytes) -> None:
         """Of each sum it was given: whether it has seen it complete, and whether it still reads it."""
         told, self.lent = self.lent[: len(said)], self.lent[len(said) :]
-        for one, flags in zip(told, said, strict=False):
+        for loan, flags in zip(told, said, strict=False):
+            one = loan.one
+            if one is None:
+                continue
             if one.private:
                 one.summers = tuple(r for r in one.summers if r != self.rank)
             if flags & SEEN and not one.complete and not (one.private and one.summers):
                 one.seen()
-        self.lent = [one for one, flags in zip(told, said, strict=False) if flags & READS] + self.lent
+        self.lent = [loan for loan, flags in zip(told, said, strict=False) if flags & READS] + self.lent
 
     def merge(self, stack: Stack | None, place: int, merged: set[Home]) -> bool:
         """The worker has added up some of its slots, if they are all still in ``stack``."""
@@ -185,7 +204,7 @@ class Reply:
     ``adds``: this worker has come for it. Others hear of it while they compute, and may be long in coming.
     """
 
-    __slots__ = ("about", "adds", "chair", "how", "results", "sums", "tray")
+    __slots__ = ("about", "adds", "chair", "given", "how", "results", "sums", "tray")
 
     def __init__(
         self,
@@ -199,6 +218,7 @@ class Reply:
         self.chair, self.how, self.about, self.results, self.tray = chair, how, about, results, tray
         self.adds = adds
         self.sums = _needed(stack for stack, _ in results)
+        self.given = tuple(p for stack, _ in results for p, _ in stack.refs if isinstance(p, Sum))
 
 
 class Slots:
@@ -206,11 +226,14 @@ class Slots:
 
     ``shares``: several workers make a sum together; else one does, for all. ``small``: in vectors so short, each of
     them adds up all, instead of waiting for another's part. ``pooled``: deposits and sums lie in the same slots, which
-    are named when they are needed.
+    are named when they are needed. ``grace_s``: what laying down, adding or reading a vector may take.
     """
 
-    def __init__(self, size: int, slots: int, small: bool, shares: bool, pooled: bool = False) -> None:
-        self._small, self._shares, self.pooled = small, shares, pooled
+    def __init__(
+        self, size: int, slots: int, small: bool, shares: bool, pooled: bool = False, grace_s: float = 0.02
+    ) -> None:
+        self._small, self._shares, self.pooled, self.grace_s = small, shares, pooled, grace_s
+        self._handed_out = size  # slots that are not new any more; each worker begins with one
         # Sums are numbered when they are given a slot: a slot's flags only grow, and an older round's sum may come to
         # lie where a newer one's lay, if nobody has needed it before.
         self._numbers = itertools.count()
@@ -244,7 +267,15 @@ class Slots:
         k = next((k for k in reversed(range(len(self._free))) if not own or self._free[k][0] == owner), None)
         if k is not None:
             return self._free.pop(k)
-        return (owner, self._new[owner].pop()) if self._new[owner] else None
+        if not self._new[owner]:
+            return None
+        self._handed_out += 1
+        return owner, self._new[owner].pop()
+
+    @property
+    def in_use(self) -> int:
+        """Slots that somebody has, or that hold something; where they are ``pooled``."""
+        return self._handed_out - len(self._free)
 
     def room(self, owner: int, version: int) -> list[Sum] | None:
         """Slots for a replica that this worker is to lay down; None: there are too few."""
@@ -277,13 +308,14 @@ class Slots:
         if home in self._unwritten:
             self._unwritten.discard(home)
             self._new[home[0]].append(home[1])
+            self._handed_out -= 1
         else:
             self._free.append(home)
 
     def _letter(self, answer: Reply) -> Letter:
         chair, sums = answer.chair, answer.sums
         index = {id(one): k for k, one in enumerate(sums)}
-        chair.lent += sums
+        chair.lent += [Loan(one, () if one in answer.given else answer.given) for one in sums]
         recipes = [
             (s.home, s.number, s.complete, s.private, s.summers, s.divisor, [_refs(term, index) for term in s.terms])
             for s in sums
@@ -295,11 +327,12 @@ class Slots:
             [(_refs(stack, index), said) for stack, said in answer.results],
             _free_when_complete(answer),
             chair.freed,
+            chair.gone,
             chair.news,
             chair.log or (),
         )
         data = marshal.dumps(reply)
-        for told_now in (chair.freed, chair.news, chair.log or []):
+        for told_now in (chair.freed, chair.gone, chair.news, chair.log or []):
             told_now.clear()
         return chair.rank, Frame(Word.ANSWER, 0, data=data)
 

@@ -21,7 +21,7 @@ from offbeat.live.partial.told import Delivery, Recipe, Ref
 from offbeat.tensors.vector import Used, Vec
 
 GRACE_S = 0.02  # for another adder, beside what the sum may take
-SLOW_BYTES_S = 0.5e9
+SLOW_BYTES_S, DEVICE_BYTES_S = 0.5e9, 5e9
 KEPT_BYTES = 1 << 20  # of a vector: longer ones are needed where an adder does not get on, and then seldom
 
 

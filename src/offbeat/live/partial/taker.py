@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from offbeat.live.carriers.shelves import Shelves
 from offbeat.live.partial.ahead import SPARE, Ahead
 from offbeat.live.partial.coordinator import pack
+from offbeat.live.partial.later import Later
 from offbeat.live.partial.link import Link
 from offbeat.live.partial.reading import LOOK_S, SOON_S, Reader
 from offbeat.live.partial.stacks import Home
@@ -80,11 +81,13 @@ class Taker:
         self._link = Link("questions", questions, self._rank, board, patience_s)
         self._saves_memory, self._lets_go = pooled, pooled and not shelves.on_device
         self._ahead: Ahead | None = None
+        self._later: Later | None = Later(self._reader, shelves) if pooled and shelves.on_device else None
         if channel.rules.late:
-            self._ahead = Ahead(self._reader, shelves, line, board, after_steps=nbytes <= SHORT_BYTES)
+            gives_back = pooled and channel.rules.absent == "shared"
+            self._ahead = Ahead(self._reader, shelves, line, board, nbytes <= SHORT_BYTES, gives_back)
+            self._later = None
         self._kept: Home | None = None  # where a copy of the weights lies, until the way from it does
-        # Where a worker looks ahead, what it has just handed in takes a slot beside the copy: nothing would be won.
-        if pooled and self._ahead is None:
+        if pooled:
             channel.keep.elsewhere = self._keep
         self._waits_since: float | None = None
         self._owed: Vec | None = None
@@ -101,7 +104,11 @@ class Taker:
         if self._ahead is not None:
             taken = self._hand_in(self._ahead, x, step)
         else:
-            self._reader.come_again(Word.OFFER, self._put(x), step)
+            self._hush()
+            place = self._put(x)
+            if self._saves_memory:
+                self._reader.give_back()
+            self._reader.come_again(Word.OFFER, place, step)
             taken = self._take(self._answer())
             if self._lets_go:  # of what it has laid down: others may be looking for a slot while it takes its results
                 self._reader.give_back()
@@ -148,13 +155,15 @@ class Taker:
     def step_over(self) -> None:
         """The worker goes back to its own loop: let the others hear of its work, if they have not yet.
 
-        Where memory counts, the hub hears that results are read no longer. (On a GPU they may be until later; there
-        only a second thread can wait for that.)
+        Where memory counts, the hub hears that results are read no longer. (On a GPU they may be until later; there a
+        second thread waits for that.)
         """
         if self._ahead is not None:
             self._ahead.wake()
             if self._saves_memory:
                 self._ahead.has_read()
+        elif self._later is not None:
+            self._later.let_go()
         elif self._lets_go:
             self._reader.let_go()
 
@@ -174,7 +183,13 @@ class Taker:
         self._waits_since = None
         return True
 
+    def _hush(self) -> None:
+        """What is said from now on is about newer results."""
+        if self._later is not None:
+            self._later.hush()
+
     def _stop_looking_ahead(self) -> None:
+        self._hush()
         if self._ahead is not None:
             self._ahead.stop(self._wait_for)
             self._lay_spare(self._ahead.asked())
@@ -266,6 +281,7 @@ class Taker:
     def _next(self, look: Callable[[], bool], pause_s: float) -> Answer:
         """The next result, "over", or, as soon as ``look`` finds something else to do, "nothing"."""
         reader = self._reader
+        self._hush()
         reader.come_again(Word.NEXT)
         while not reader.heard_within(pause_s):
             self._link.check()
@@ -334,7 +350,10 @@ class Taker:
 
     def _hang_up(self, together: bool) -> None:
         self._link.abandon()
-        if self._ahead is None or self._ahead.end():
+        ended = self._ahead is None or self._ahead.end()
+        if self._later is not None:
+            ended = self._later.end() and ended
+        if ended:
             self._reader.hang_up(together)
 
     def release(self) -> None:

@@ -38,6 +38,7 @@ class Answer(NamedTuple):
     results: list[tuple[list[Ref], Any]]
     free_then: list[tuple[int, Home]]  # (which sum, a slot of mine that is free when it is complete)
     freed: list[Home]
+    gone: list[Home]  # slots of mine that the hub has taken back: nothing reads them, and nor do I
     news: list[Any]
     events: list[Event]
 
@@ -50,6 +51,7 @@ class Delivery:
     sums: list[Recipe]
     since_s: float
     read: bool | None = True  # None: not yet; True: it may be read now; False: it is read no longer
+    is_made: bool = False  # as far as this worker has a part in it
     made: dict[int, Vec] = field(default_factory=dict)
     memory: list[Vec] = field(default_factory=list)
     lent: list[int] = field(init=False)  # sums that the hub keeps for me: the same ones in the same order as there
