@@ -187,7 +187,11 @@ class Ahead:
         return self._within(lambda: not self._listens, seconds)
 
     def _listen(self, what: str) -> Answer:
-        """The answer to a question of the worker's."""
+        """The answer to a question of the worker's.
+
+        The thread may have been told to listen, and not been woken for that yet: then nobody would hear the answer.
+        """
+        self.wake()
         with self._lock:
             while self._reply is None:
                 self._check()

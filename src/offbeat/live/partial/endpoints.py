@@ -11,6 +11,7 @@ import torch.distributed as dist
 from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.partial.bell import Bell, Rings
 from offbeat.live.partial.blocks import BlockSums
+from offbeat.live.partial.leaders import Leader
 from offbeat.live.partial.opening import AtChannel, Opening
 from offbeat.live.partial.pairs import SharedWeights, Visit
 from offbeat.live.partial.taker import Taker, Twin
@@ -195,7 +196,8 @@ class Endpoints:
     def _told_of_steps(self) -> Callable[[], None] | None:
         """Those who are to hear that a step is over, as one call."""
         clerks = [end._clerk for end in (self, *self._beside.values())]
-        calls = [clerk.step_over for clerk in clerks if isinstance(clerk, Taker)]
+        found = [clerk.step_over for clerk in clerks if isinstance(clerk, Taker | Leader)]
+        calls = [call for call in found if call is not None]
         if len(calls) < 2:
             return next(iter(calls), None)
 

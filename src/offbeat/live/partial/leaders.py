@@ -88,6 +88,11 @@ class Leader:
         self._inside.tell(Command.RESULTS, results)
         return results
 
+    @property
+    def step_over(self) -> Callable[[], None] | None:
+        """What is to be called when its worker goes back to its own loop. (What the others were told, they have.)"""
+        return self._clerk.step_over if isinstance(self._clerk, Taker) else None
+
     def through(self, step: int) -> bool:
         found = self._clerk.through(step)
         self._inside.tell(Command.RESULTS if found else Command.GO_ON)
