@@ -6,6 +6,7 @@ Its second thread says so in its own time; here it is called in every order that
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ class Reader:
         self.said: list[str] = []
         self.is_reading = False
         self.listens: Any = None
+        self.answer: Any = None
 
     def come_again(self, word: Word, a: int = 0, b: int = 0, c: int = -1, reads: Sequence[Delivery] = ()) -> None:
         self.said.append(word.name)
@@ -94,3 +96,22 @@ def test_nothing_is_told_before_what_was_handed_in_is(ahead: SimpleNamespace) ->
     ahead.made._say()
     ahead.made._say_read()
     assert ahead.said == ["OFFER", "READ"]
+
+
+def test_an_answer_is_heard_though_the_step_is_not_over() -> None:
+    """The thread slept when the worker handed in, and is woken after the step; the worker asks for room before that."""
+    one, other = socket.socketpair()
+    reader, heard = Reader(), Answer("room", None, [], [], [], [], [], [], [])
+    made = Ahead(cast(Any, reader), cast(Any, Shelves()), one, cast(Any, SimpleNamespace(check=lambda _: None)), True)
+    made._thread = thread = threading.Thread(target=made._run, daemon=True)
+    reader.answer = lambda: one.recv(1) and heard
+    thread.start()
+    made.hand_in(0, 0, [], at_once=False)
+    other.sendall(b".")
+    asked = threading.Thread(target=lambda: reader.said.append(reader.listens("room").how), daemon=True)
+    asked.start()
+    asked.join(10.0)
+    assert "room" in reader.said
+    assert made.end()
+    one.close()
+    other.close()
