@@ -69,6 +69,28 @@ def test_with_allreduce_the_gradient_is_the_mean_when_backward_returns(told: Tol
     assert max(told(grad_is_the_mean_after_backward)) < 1e-15
 
 
+@scenario(4)
+def means_of_all_and_of_three(rank: int) -> list[bool]:
+    """Whether a long gradient has the bits of a sum that is divided by those who have data."""
+    everyones = [torch.randn(100_003, generator=torch.Generator().manual_seed(r)) for r in range(4)]
+    model = nn.ParameterList([nn.Parameter(torch.zeros(100_003))])
+    optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=0.1), model, ob.allreduce(), patience_s=PATIENCE_S)
+    out = []
+    for those in (everyones, everyones[:3]):
+        if rank < len(those):
+            optimizer.zero_grad()
+            (model[0] * everyones[rank]).sum().backward()
+            assert model[0].grad is not None
+            out.append(torch.equal(model[0].grad, sum(those[1:], those[0]) / len(those)))
+            optimizer.step()
+    optimizer.finish()
+    return out
+
+
+def test_a_mean_has_the_same_bits_however_many_have_data(told: Told) -> None:
+    assert told(means_of_all_and_of_three) == [[True, True]] * 3 + [[True]]
+
+
 @scenario(SIZE)
 def gradients_in_groups(rank: int) -> Any:
 

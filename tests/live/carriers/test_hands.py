@@ -54,10 +54,13 @@ def test_a_sum_by_several_has_the_bits_of_a_sum_by_one(length: int, three: Hands
     add_up(alone, terms, 3)
     add_up(together, terms, 3, hands=three)
     assert torch.equal(alone, together)
-    mine, others = vectors[0].clone(), vectors[1:]
-    add_in_place(mine, [mine, *others], 0, length, three)
-    add_in_place(vectors[0], [vectors[0], *others], 0, length, ONE)
-    assert torch.equal(mine, vectors[0])
+    for others in (vectors[1:], vectors[1:2]):
+        mine, one, undivided = (vectors[0].clone() for _ in range(3))
+        add_in_place(mine, [mine, *others], 3, 0, length, three)
+        add_in_place(one, [one, *others], 3, 0, length, ONE)
+        add_in_place(undivided, [undivided, *others], 1, 0, length, ONE)
+        assert torch.equal(mine, one)
+        assert torch.equal(mine, undivided / 3)
     assert bool(lent()) == (length >= 2 * LONG)
     three.close()
 

@@ -25,7 +25,7 @@ FIRST_BUCKET_BYTES = 2**20
 BUCKET_BYTES = 25 * 2**20
 STEP_MODULUS = 128  # small enough to be exact in bfloat16
 
-Start = Callable[[Tensor], Work | None]
+Start = Callable[[Tensor], tuple[Work | None, int]]  # of a sum; and what it will be divided by, a power of two
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Buckets:
         self._ready: set[int] = set()
         self._missing: list[int] = []
         self._started = 0
-        self._under_way: list[tuple[Work | None, _Bucket, Tensor]] = []
+        self._under_way: list[tuple[Work | None, int, _Bucket, Tensor]] = []
 
     def _cut(self) -> list[_Bucket]:
         """Contiguous stretches from the end of the model to its beginning; part 0, with the tail, last."""
@@ -103,7 +103,7 @@ class Buckets:
         self._storage[0][: self._tail_length].copy_(tail)
         while self._started < len(self._buckets):
             self._launch(start)
-        return [work for work, _, _ in self._under_way if work is not None]
+        return [work for work, *_ in self._under_way if work is not None]
 
     def _launch(self, start: Start) -> None:
         bucket = self._buckets[self._started]
@@ -112,11 +112,12 @@ class Buckets:
         storage, shift = self._storage[bucket.part], self._tail_length if bucket.part == 0 else 0
         stretch = storage[0 if last else bucket.lo + shift : bucket.hi + shift]
         travels = stretch if stretch.dtype == wide(stretch.dtype) else stretch.to(wide(stretch.dtype))
-        self._under_way.append((start(travels), bucket, travels))
+        self._under_way.append((*start(travels), bucket, travels))
 
     def settle(self, t: int, active: bool) -> tuple[int, int]:
         """All sums are there: divide by those who contributed. Answers (how many, their step)."""
-        head = self._under_way[-1][2][: self._tail_length].tolist()
+        _, divisor, _, last = self._under_way[-1]
+        head = (last[: self._tail_length] * divisor).tolist()
         count, steps = round(head[0]), head[1]
         if count == 0:
             self._under_way = []
@@ -127,10 +128,14 @@ class Buckets:
                 f"the workers are in different steps: this one is in step {t}, the others are not; "
                 "every rank must call backward() equally often between two step()s"
             )
-        for _, bucket, travelled in self._under_way:
+        for _, divisor, bucket, travelled in self._under_way:
             shift = self._tail_length if bucket.part == 0 else 0
             home = self._storage[bucket.part][bucket.lo + shift : bucket.hi + shift]
-            torch.div(travelled[travelled.numel() - home.numel() :], count, out=home)
+            there = travelled[travelled.numel() - home.numel() :]
+            if count != divisor:
+                torch.div(there.mul_(divisor) if divisor != 1 else there, count, out=home)
+            elif there.data_ptr() != home.data_ptr():
+                home.copy_(there)
         self._under_way = []
         self.g.present(head[2:])
         return count, round(step)

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from offbeat.live.attached.buckets import STEP_MODULUS, Buckets
+from offbeat.live.attached.buckets import STEP_MODULUS, Buckets, Start
 from offbeat.live.attached.driver import Driver
 from offbeat.live.attached.flat import Flat
 from offbeat.live.attached.gradient import FlatGradient, InPlace, OwnGradient, land, views_for
 from offbeat.live.carriers.exchanges import Transport
-from offbeat.live.transport.waiter import Work
 from offbeat.method.effects import Batch, Done, Grad, GradMix
 from offbeat.tensors.vector import Vec
 
@@ -210,11 +209,11 @@ class Gradients:
         return self._lazy_memory
 
     @property
-    def _start(self) -> Callable[[Tensor], Work | None]:
+    def _start(self) -> Start:
         """Starts the sum of a bucket among those whom the strategy asks for."""
         asks = self._driver.asks
         assert isinstance(asks, GradMix)
-        return partial(self._transport.all_reduce, ranks=self._block(asks))
+        return partial(self._transport.part_of_mean, ranks=self._block(asks))
 
     def _block(self, asks: GradMix) -> tuple[int, ...]:
         ranks = asks.W.block(self.me.rank)

@@ -246,7 +246,7 @@ class Across:
                 if laid is not None and commons is not None:
                     terms = [views[k] for views in laid.views.everyones()]
                     terms[commons.me] = here
-                    add_in_place(here, terms, a, b, commons.hands)
+                    add_in_place(here, terms, 1, a, b, commons.hands)
                     commons.settle()
                 begun.chunks.append(((k, a), here[a:b]))
         return begun

@@ -58,24 +58,31 @@ def _add_up(out: Tensor, terms: Sequence[Term], divisor: float, lo: int, hi: int
             here.div_(divisor)
 
 
-def add_in_place(mine: Tensor, terms: Sequence[Tensor], lo: int, hi: int, hands: Hands = ONE) -> None:
-    """Let ``mine[lo:hi]`` be the sum of all, of which it is one itself: not written to before it has been added."""
-    if mine.is_cuda:
-        _add_in_place(mine, terms, lo, hi)
-    else:
-        hands.over(lo, hi, lambda a, b: _add_in_place(mine, terms, a, b))
-
-
-def _add_in_place(mine: Tensor, terms: Sequence[Tensor], lo: int, hi: int) -> None:
-    if len(terms) == 2:  # a + b has the bits of b + a
-        mine[lo:hi].add_(next(term for term in terms if term.data_ptr() != mine.data_ptr())[lo:hi])
+def add_in_place(mine: Tensor, terms: Sequence[Tensor], divisor: float, lo: int, hi: int, hands: Hands = ONE) -> None:
+    """Let ``mine[lo:hi]`` be the sum of all, divided once, of which it is one itself: not written to before it has been
+    added."""
+    if lo == hi:  # nor would the others' memory be told from one's own
         return
+    if mine.is_cuda:
+        _add_in_place(mine, terms, divisor, lo, hi)
+    else:
+        hands.over(lo, hi, lambda a, b: _add_in_place(mine, terms, divisor, a, b))
+
+
+def _add_in_place(mine: Tensor, terms: Sequence[Tensor], divisor: float, lo: int, hi: int) -> None:
     chunk = max(hi - lo, 1) if mine.is_cuda else CHUNK * max(1, torch.get_num_threads())
+    if len(terms) == 2:  # a + b has the bits of b + a
+        other = next(term for term in terms if term.data_ptr() != mine.data_ptr())
+        for a in range(lo, hi, chunk):
+            here = mine[a : min(a + chunk, hi)].add_(other[a : min(a + chunk, hi)])
+            if divisor != 1:
+                here.div_(divisor)
+        return
     scratch = torch.empty(min(chunk, hi - lo), dtype=mine.dtype, device=mine.device)
     for a in range(lo, hi, chunk):
         b = min(a + chunk, hi)
         here = scratch[: b - a]
-        _add_up(here, [[(term[a:b], 1.0)] for term in terms], 1, 0, b - a)
+        _add_up(here, [[(term[a:b], 1.0)] for term in terms], divisor, 0, b - a)
         mine[a:b].copy_(here)
 
 

@@ -86,8 +86,9 @@ class Laid:
         self._needs, self._finish = tuple(members), finish
         return self
 
-    def sums(self, out: Sequence[Tensor], each: bool = False) -> Laid:
-        """All members add up their vectors, into ``out``: each its stretch, or ``each`` of them all of it.
+    def sums(self, out: Sequence[Tensor], divisor: int = 1, each: bool = False) -> Laid:
+        """All members add up their vectors, divided by ``divisor``, into ``out``: each its stretch, or ``each`` of them
+        all of it.
 
         For a stretch, its member must have come to wait, too. Where an exchange is begun and waited for later, nobody
         is to be waited for who has laid its vector down: there each adds all.
@@ -98,7 +99,7 @@ class Laid:
         def add_all() -> None:
             laid = views.everyones()
             for k, o in enumerate(out):
-                add_up(o, [[(v[k], 1.0)] for v in laid], 1, hands=hands)
+                add_up(o, [[(v[k], 1.0)] for v in laid], divisor, hands=hands)
 
         if each or sum(n for _, n in views.kinds) <= SMALL:
             return self.needs(self._commons.others, add_all)
@@ -107,7 +108,7 @@ class Laid:
             laid = views.everyones()
             for k, mine in enumerate(laid[me]):
                 lo, hi = stretch(mine.numel(), me, size)
-                add_in_place(mine, [v[k] for v in laid], lo, hi, hands)
+                add_in_place(mine, [v[k] for v in laid], divisor, lo, hi, hands)
 
         def collect() -> None:
             laid = views.everyones()

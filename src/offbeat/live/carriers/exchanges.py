@@ -161,11 +161,10 @@ class Transport:
         commons = self.commons(ranks, x.parts)
         if commons is not None:
             parts = [torch.empty_like(p, dtype=wide(p.dtype)) for p in x.parts]
-            works: list[Any] = [commons.lay(x.parts, later=later).sums(parts, each=later)]
             self.wire_bytes += all_reduce_bytes(len(ranks), sum(p.nbytes for p in parts)) // len(ranks)
-        else:
-            whole, parts = side_by_side(x)
-            works = [work for p in whole if (work := self.all_reduce(p, ranks)) is not None]
+            return Sent([commons.lay(x.parts, later=later).sums(parts, len(ranks), each=later)], lambda: Vec(parts))
+        whole, parts = side_by_side(x)
+        works = [work for p in whole if (work := self.all_reduce(p, ranks)) is not None]
         return Sent(works, lambda: Vec([p.div_(len(ranks)) for p in parts]))
 
     def _point_to_point(self, effect: Mix, later: bool) -> Sent:
@@ -233,14 +232,27 @@ class Transport:
 
     # Collectives.
 
-    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> Work | None:
-        """Start an in-place sum among ``ranks``. Gloo takes CUDA tensors too, and copies them to the host and back."""
+    def part_of_mean(self, tensor: Tensor, ranks: tuple[int, ...]) -> tuple[Work | None, int]:
+        """Start an in-place sum among ``ranks``, and say what it will be divided by: where memory is shared, by their
+        number while it is made, which spares a pass over it.
+
+        Only by a power of two, which changes no bit but the exponent: a mean of fewer can still be made of it.
+        """
+        spares = len(ranks).bit_count() == 1 and len(ranks) > 1 and self.commons(ranks, [tensor]) is not None
+        divisor = len(ranks) if spares else 1
+        return self.all_reduce(tensor, ranks, divisor), divisor
+
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...], divisor: int = 1) -> Work | None:
+        """Start an in-place sum among ``ranks``. Gloo takes CUDA tensors too, and copies them to the host and back.
+
+        ``divisor``: what it is divided by where they share memory.
+        """
         if len(ranks) < 2:
             return None
         self.wire_bytes += all_reduce_bytes(len(ranks), tensor.nbytes) // len(ranks)
         commons = self.commons(ranks, [tensor])
         if commons is not None:
-            return commons.lay([tensor]).sums([tensor])
+            return commons.lay([tensor]).sums([tensor], divisor)
         if tensor.is_cuda and self._nccl is not None and ranks == self._everyone:
             self.carriers.add("nccl")
             work: dist.Work = dist.all_reduce(tensor, group=self._nccl, async_op=True)
