@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from offbeat.live.attached.flat import Flat
 from offbeat.live.attached.gradient import FlatGradient
+from offbeat.live.carriers.hands import ONE, Pairs, Pieces
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.transport.waiter import Work
 from offbeat.tensors.vector import wide
@@ -25,7 +27,8 @@ FIRST_BUCKET_BYTES = 2**20
 BUCKET_BYTES = 25 * 2**20
 STEP_MODULUS = 128  # small enough to be exact in bfloat16
 
-Start = Callable[[Tensor], tuple[Work | None, int]]  # of a sum; and what it will be divided by, a power of two
+# Of the sum of what everybody has in pieces; and what it will be divided by, a power of two.
+Start = Callable[[Tensor, Pieces], tuple[Work | None, int]]
 
 
 @dataclass
@@ -34,6 +37,10 @@ class _Bucket:
     lo: int
     hi: int
     slots: frozenset[int]
+
+
+def _whole(what: Tensor, room: Tensor) -> Pairs:
+    return [(room, what)] if room.data_ptr() != what.data_ptr() else []
 
 
 class Buckets:
@@ -78,6 +85,7 @@ class Buckets:
 
     def arrived(self, slot: int, start: Start) -> None:
         """Mark ``slot`` and start every bucket that is complete and whose turn it is."""
+        self.g.dense(slot)
         if slot in self._ready:
             return
         self._ready.add(slot)
@@ -111,8 +119,24 @@ class Buckets:
         self._started += 1
         storage, shift = self._storage[bucket.part], self._tail_length if bucket.part == 0 else 0
         stretch = storage[0 if last else bucket.lo + shift : bucket.hi + shift]
-        travels = stretch if stretch.dtype == wide(stretch.dtype) else stretch.to(wide(stretch.dtype))
-        self._under_way.append((*start(travels), bucket, travels))
+        travels, pieces = stretch, partial(self._pieces, bucket, last)
+        if stretch.dtype != wide(stretch.dtype):
+            ONE.copy(pieces(stretch))
+            travels = stretch.to(wide(stretch.dtype))
+            pieces = partial(_whole, travels)
+        self._under_way.append((*start(travels, pieces), bucket, travels))
+        for slot in bucket.slots & self._ready:  # from here on nobody needs it where backward has made it
+            self._flat.params[slot].grad = self.g.views[slot]
+
+    def _pieces(self, bucket: _Bucket, last: bool, room: Tensor) -> Pairs:
+        """Where in ``room``, memory for this bucket, its gradients and its tail are to lie, and where they do."""
+        shift = self._tail_length if last else -bucket.lo
+        pairs = [(room[:shift], self._storage[0][:shift])] if last else []
+        for slot in bucket.slots:
+            into = self._flat.layout.slots[slot]
+            place = room.as_strided(into.shape, into.stride, room.storage_offset() + into.offset + shift)
+            pairs.append((place, self.g.dense(slot) if slot in self._ready else self.g.views[slot]))
+        return [(into, what) for into, what in pairs if into.data_ptr() != what.data_ptr()]
 
     def settle(self, t: int, active: bool) -> tuple[int, int]:
         """All sums are there: divide by those who contributed. Answers (how many, their step)."""

@@ -105,15 +105,20 @@ class FlatGradient(InPlace):
         grad = self._flat.params[slot].grad
         return grad is not None and grad.layout == torch.strided and grad.data_ptr() == self.views[slot].data_ptr()
 
+    def dense(self, slot: int) -> Tensor:
+        """The gradient of parameter ``slot``, wherever it lies."""
+        grad: Tensor | None = self._flat.params[slot].grad
+        assert grad is not None
+        if grad.layout != torch.strided:
+            raise OffbeatError(f"the gradient of {self._flat.names[slot]} is sparse; make its layer's gradients dense")
+        return grad
+
     def collect(self, slot: int) -> None:
         """Parameter ``slot`` has its gradient: put it here if it is not here yet."""
-        p, view = self._flat.params[slot], self.views[slot]
-        assert p.grad is not None
-        if p.grad.layout != torch.strided:
-            raise OffbeatError(f"the gradient of {self._flat.names[slot]} is sparse; make its layer's gradients dense")
+        grad = self.dense(slot)
         if not self.holds(slot):
-            view.copy_(p.grad)
-            p.grad = view
+            self.views[slot].copy_(grad)
+            self._flat.params[slot].grad = self.views[slot]
 
     def land(self, g: Vec) -> None:
         """``p.grad`` is ``g`` from now on."""

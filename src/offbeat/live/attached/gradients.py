@@ -166,12 +166,13 @@ class Gradients:
     def _collect(self, slot: int) -> None:
         if self._exchanged and not self._callback_waits and not self._buckets.g.holds(slot):
             self.forget_backwards()  # model.zero_grad(): the backward before was given up, as GradScaler does
-        self._buckets.g.collect(slot)
         if self._backwards >= self._accumulate - 1:
             if not self._exchanging:
                 self._exchanging = True
                 self._buckets.begin()
             self._buckets.arrived(slot, self._start)
+        else:
+            self._buckets.g.collect(slot)
         if not self._callback_waits:
             self._after_backward()
 

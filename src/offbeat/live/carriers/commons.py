@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat.live.carriers.adding import add_in_place, add_up, stretch
-from offbeat.live.carriers.hands import ONE, Hands, Pairs
+from offbeat.live.carriers.hands import ONE, Hands, Pairs, Pieces
 from offbeat.live.carriers.memory import Kinds, nap, round_up, shared_memory, vector_bytes
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
@@ -190,12 +190,13 @@ class Commons:
         later: bool = False,
         kinds: Kinds | None = None,
         but: Sequence[tuple[int, int]] | None = None,
+        pieces: Pieces | None = None,
     ) -> Laid:
         """Lay copies of these where the others can read them, wide enough to be summed: the next exchange.
 
         ``readers``: who will read them (None: all). ``later``: nobody waits for it now. ``kinds``: what all members
         have room for, where some lay only the first of it, or nothing. ``but``: from where to where in each of these
-        nothing is laid, since nobody else reads it.
+        nothing is laid, since nobody else reads it. ``pieces``: what is laid instead of the only one of these.
         """
         kinds = [(wide(t.dtype), t.numel()) for t in tensors] if kinds is None else kinds
         region = self._region(kinds, later)
@@ -206,7 +207,8 @@ class Commons:
             self._waiter.wait([left], "the others to read an older exchange")
         self._last[region.number] = number, self.others if readers is None else tuple(readers)
         if tensors:
-            pairs = list(zip(laid.views.of(self.me), tensors, strict=len(tensors) == len(kinds)))
+            room = laid.views.of(self.me)
+            pairs = list(zip(room, tensors, strict=len(tensors) == len(kinds))) if pieces is None else pieces(room[0])
             if but is not None:
                 cut = [(view, t, lo, hi) for (view, t), (lo, hi) in zip(pairs, but, strict=True)]
                 pairs = [pair for v, t, lo, hi in cut for pair in ((v[:lo], t[:lo]), (v[hi:], t[hi:]))]

@@ -18,7 +18,7 @@ from offbeat.live.carriers import gpus, hosts
 from offbeat.live.carriers.across import SUMS, Across, across
 from offbeat.live.carriers.coded import CodedExchanges
 from offbeat.live.carriers.commons import Commons
-from offbeat.live.carriers.hands import Hands
+from offbeat.live.carriers.hands import ONE, Hands, Pieces
 from offbeat.live.carriers.porter import Porter
 from offbeat.live.carriers.sent import Sent
 from offbeat.live.carriers.sharing import shared
@@ -232,27 +232,29 @@ class Transport:
 
     # Collectives.
 
-    def part_of_mean(self, tensor: Tensor, ranks: tuple[int, ...]) -> tuple[Work | None, int]:
-        """Start an in-place sum among ``ranks``, and say what it will be divided by: where memory is shared, by their
-        number while it is made, which spares a pass over it.
+    def part_of_mean(self, out: Tensor, pieces: Pieces, ranks: tuple[int, ...]) -> tuple[Work | None, int]:
+        """Start a sum among ``ranks`` of what they have in ``pieces``, into ``out``; say what it will be divided by.
 
-        Only by a power of two, which changes no bit but the exponent: a mean of fewer can still be made of it.
+        Where memory is shared, pieces are laid there and nowhere else, and the sum is divided by the number of ranks
+        while it is made: each spares a pass over it. Only by a power of two, which changes no bit but the exponent: a
+        mean of fewer can still be made of it.
         """
-        spares = len(ranks).bit_count() == 1 and len(ranks) > 1 and self.commons(ranks, [tensor]) is not None
-        divisor = len(ranks) if spares else 1
-        return self.all_reduce(tensor, ranks, divisor), divisor
+        commons = self.commons(ranks, [out]) if len(ranks) > 1 else None
+        if commons is None:
+            ONE.copy(pieces(out))
+            return self.all_reduce(out, ranks), 1
+        self.wire_bytes += all_reduce_bytes(len(ranks), out.nbytes) // len(ranks)
+        divisor = len(ranks) if len(ranks).bit_count() == 1 else 1
+        return commons.lay([out], pieces=pieces).sums([out], divisor), divisor
 
-    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...], divisor: int = 1) -> Work | None:
-        """Start an in-place sum among ``ranks``. Gloo takes CUDA tensors too, and copies them to the host and back.
-
-        ``divisor``: what it is divided by where they share memory.
-        """
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> Work | None:
+        """Start an in-place sum among ``ranks``. Gloo takes CUDA tensors too, and copies them to the host and back."""
         if len(ranks) < 2:
             return None
         self.wire_bytes += all_reduce_bytes(len(ranks), tensor.nbytes) // len(ranks)
         commons = self.commons(ranks, [tensor])
         if commons is not None:
-            return commons.lay([tensor]).sums([tensor], divisor)
+            return commons.lay([tensor]).sums([tensor])
         if tensor.is_cuda and self._nccl is not None and ranks == self._everyone:
             self.carriers.add("nccl")
             work: dist.Work = dist.all_reduce(tensor, group=self._nccl, async_op=True)

@@ -26,6 +26,7 @@ LEAVE_S = 5.0
 
 Call = Callable[[], None]
 Pairs = Sequence[tuple[Tensor, Tensor]]
+Pieces = Callable[[Tensor], Pairs]  # given memory for a vector: where in it which tensors are to be copied
 
 
 class Hands:
