@@ -18,7 +18,6 @@ from offbeat.topology.hierarchy import Nodes
 
 SIZE, SLOTS = 3, DEPOSITS + 60
 
-
 Memory = dict[tuple[int, int], Any]  # a number, or a replica: the results it holds
 Flags = dict[tuple[int, int], int]  # of a sum's place, the number of the last that was there
 

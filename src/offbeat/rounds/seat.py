@@ -8,8 +8,7 @@ Both worlds drive the same seats. A driver does three things, and decides nothin
 2. For round v it asks the seats of a block for a ``snapshot``, sums what they give, and hands the mean to each of them
    with ``deliver``; ``over`` is what the referee hears of it. Rounds of one seat never overlap. When all have finished,
    one more round is the *flush*.
-3. It lets a worker wait until ``results`` has reached what the seat says: ``needs_first`` before a deposit, ``needs``
-   after it.
+3. It lets a worker wait until ``results`` has reached ``needs_first`` before a deposit, and ``needs`` after it.
 
 A worker's step:  wait for ``needs_first`` → ``offer`` → pass the notice on → wait for ``needs`` → ``take`` → ``began``.
 One that looks ahead:    ``show`` when ``needs_first`` is there, and at each result from then on; ``offer`` and ``take``
@@ -229,9 +228,8 @@ class Seat:
 
     def replace(self, outcome: Outcome) -> None:
         """What holds the result of this round, and of all before it, takes their place; what was shown stays so."""
-        for count in [c for c in self._results if c <= outcome.version]:
-            del self._results[count]
-        self._results[outcome.version] = (outcome, 0)
+        newer = {count: result for count, result in self._results.items() if count > outcome.version}
+        self._results = {**newer, outcome.version: (outcome, 0)}
 
     def shown_upto(self, count: int) -> int:
         """How many results a worker has that took the first ``count`` of those it was shown and had not taken."""
@@ -309,15 +307,14 @@ class Seat:
     def as_shown(self, upto: int, newest: Vec | None) -> list[Got]:
         """What a worker takes that has been shown the results before ``upto``, and makes its ``newest`` deposit."""
         taken = [got for count, got in self._shown if count < upto]
-        if self.rules.absent == "shared" and newest is not None:
-            taken = [replace(got, value=got.value.clone().add_(newest)) for got in taken[-1:]]
-        return taken
+        if self.rules.absent != "shared" or newest is None:
+            return taken
+        return [replace(got, value=got.value.clone().add_(newest)) for got in taken[-1:]]
 
     def _taken_as_shown(self, upto: int) -> list[Got]:
         taken = self.as_shown(upto, self._newest)
         self._shown = [(count, got) for count, got in self._shown if count >= upto]
-        for version in [v for v in self._results if v < upto]:
-            del self._results[version]
+        self._results = {count: result for count, result in self._results.items() if count >= upto}
         return taken
 
     def _got(self, count: int, coming: int = 0) -> Got:
