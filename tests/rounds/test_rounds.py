@@ -371,7 +371,7 @@ def test_a_bound_lets_a_round_start_as_soon_as_the_late_one_has_deposited() -> N
     assert referee.passed(1, 0) == [1]
 
 
-@pytest.mark.parametrize("absent", ["carry", "last", "shared"])
+@pytest.mark.parametrize("absent", ["carry", "shared"])
 def test_a_bound_counts_what_a_worker_may_have_handed_in_unheard(absent: Any) -> None:
     """Where results are late it goes on at once, with nothing newer, and that comes in a round later still."""
     referee = Referee(Rules(waiting.first, absent, bound=2, late=1), 2, 0)

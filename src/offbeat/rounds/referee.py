@@ -278,17 +278,11 @@ class Referee:
         return version - base <= self.rules.late
 
     def _too_old(self, rank: int, version: int) -> bool:
-        """Would leaving ``rank`` out of this round let something older than the bound be applied?
-
-        What it is computing would come in the next round at the earliest. Where results may be late, it may have handed
-        that in already without our having heard of it, and compute on with nothing newer: then that comes a round
-        later still.
-        """
+        """Would leaving ``rank`` out of this round let something older than the bound be applied?"""
         assert self.rules.bound is not None
-        # Its last weights would answer for it, in this round.
-        if self.rules.absent == "last" and version - self._deposit[rank] > self.rules.bound:
-            return True
-        if self.rules.absent == "last" and not self.rules.late:
-            return False  # it begins every step with newer weights than these
+        if self.rules.absent == "last":  # its last weights would answer for it, in this round
+            return version - self._deposit[rank] > self.rules.bound
+        # What it is computing would come in the next round at the earliest. Where results may be late, it may have
+        # handed that in unheard, and compute on with nothing newer: that would come a round later still.
         base = self._computing[rank]
         return base is not None and version + 1 + self.rules.late - base > self.rules.bound

@@ -69,6 +69,20 @@ def test_with_allreduce_the_gradient_is_the_mean_when_backward_returns(told: Tol
     assert max(told(grad_is_the_mean_after_backward)) < 1e-15
 
 
+@scenario(SIZE)
+def sparse_gradients(rank: int) -> str:
+    model = nn.Embedding(10, 3, sparse=True)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ob.OffbeatError) as raised, ob.attach(inner, model, ob.allreduce(), patience_s=PATIENCE_S):
+        model(torch.tensor([rank])).sum().backward()
+    return str(raised.value)
+
+
+def test_a_sparse_gradient_is_refused_by_name(told: Told) -> None:
+    for words in told(sparse_gradients):
+        assert "the gradient of weight is sparse; make its layer's gradients dense" in words
+
+
 @scenario(4)
 def means_of_all_and_of_three(rank: int) -> list[bool]:
     """Whether a long gradient has the bits of a sum that is divided by those who have data."""

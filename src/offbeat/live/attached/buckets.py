@@ -27,8 +27,8 @@ FIRST_BUCKET_BYTES = 2**20
 BUCKET_BYTES = 25 * 2**20
 STEP_MODULUS = 128  # small enough to be exact in bfloat16
 
-# Of the sum of what everybody has in pieces; and what it will be divided by, a power of two.
-Start = Callable[[Tensor, Pieces], tuple[Work | None, int]]
+# Of the sum of what everybody has in pieces, or there already; and what it will be divided by, a power of two.
+Start = Callable[[Tensor, Pieces | None], tuple[Work | None, int]]
 
 
 @dataclass
@@ -37,10 +37,6 @@ class _Bucket:
     lo: int
     hi: int
     slots: frozenset[int]
-
-
-def _whole(what: Tensor, room: Tensor) -> Pairs:
-    return [(room, what)] if room.data_ptr() != what.data_ptr() else []
 
 
 class Buckets:
@@ -85,7 +81,6 @@ class Buckets:
 
     def arrived(self, slot: int, start: Start) -> None:
         """Mark ``slot`` and start every bucket that is complete and whose turn it is."""
-        self.g.dense(slot)
         if slot in self._ready:
             return
         self._ready.add(slot)
@@ -100,7 +95,6 @@ class Buckets:
             if slot in self._ready:
                 continue
             if active and self._flat.params[slot].grad is not None:  # from an earlier backward of this step
-                self.g.collect(slot)
                 self._ready.add(slot)
             else:
                 view.zero_()
@@ -119,12 +113,14 @@ class Buckets:
         self._started += 1
         storage, shift = self._storage[bucket.part], self._tail_length if bucket.part == 0 else 0
         stretch = storage[0 if last else bucket.lo + shift : bucket.hi + shift]
-        travels, pieces = stretch, partial(self._pieces, bucket, last)
-        if stretch.dtype != wide(stretch.dtype):
+        pieces = partial(self._pieces, bucket, last)
+        if stretch.dtype == wide(stretch.dtype):
+            begun, travels = start(stretch, pieces), stretch
+        else:
             ONE.copy(pieces(stretch))
             travels = stretch.to(wide(stretch.dtype))
-            pieces = partial(_whole, travels)
-        self._under_way.append((*start(travels, pieces), bucket, travels))
+            begun = start(travels, None)
+        self._under_way.append((*begun, bucket, travels))
         for slot in bucket.slots & self._ready:  # from here on nobody needs it where backward has made it
             self._flat.params[slot].grad = self.g.views[slot]
 

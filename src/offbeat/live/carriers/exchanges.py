@@ -232,8 +232,9 @@ class Transport:
 
     # Collectives.
 
-    def part_of_mean(self, out: Tensor, pieces: Pieces, ranks: tuple[int, ...]) -> tuple[Work | None, int]:
-        """Start a sum among ``ranks`` of what they have in ``pieces``, into ``out``; say what it will be divided by.
+    def part_of_mean(self, out: Tensor, pieces: Pieces | None, ranks: tuple[int, ...]) -> tuple[Work | None, int]:
+        """Start a sum among ``ranks`` of what they have in ``pieces``, or in ``out``, into ``out``. Answers also what
+        it will be divided by.
 
         Where memory is shared, pieces are laid there and nowhere else, and the sum is divided by the number of ranks
         while it is made: each spares a pass over it. Only by a power of two, which changes no bit but the exponent: a
@@ -241,7 +242,7 @@ class Transport:
         """
         commons = self.commons(ranks, [out]) if len(ranks) > 1 else None
         if commons is None:
-            ONE.copy(pieces(out))
+            ONE.copy(pieces(out) if pieces is not None else ())
             return self.all_reduce(out, ranks), 1
         self.wire_bytes += all_reduce_bytes(len(ranks), out.nbytes) // len(ranks)
         divisor = len(ranks) if len(ranks).bit_count() == 1 else 1

@@ -102,7 +102,7 @@ class ReplayedChannel:
         own = (event for event in chair.events if event[0] in (THROUGH, "offer", "finish", "stand") and event != passed)
         found = next(own, None) == (THROUGH, step)
         if found:
-            self.chairs[rank].events.remove((THROUGH, step))
+            chair.events.remove((THROUGH, step))
             self._go_on()
         answer(found)
 
