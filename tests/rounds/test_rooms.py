@@ -170,3 +170,11 @@ def test_a_slot_that_was_never_written_to_is_not_given_back() -> None:
     own.are_free([(1, 0)])
     assert own.without_need(lambda: [(1, 0)]) == []
     assert own.without_need(lambda: ()) == [(1, 0)]
+
+
+def test_a_worker_keeps_as_many_free_slots_as_it_is_to() -> None:
+    own = OwnSlots(1, True, False, lambda recipe: True)
+    assert own.one(lambda: ()) == (1, 0)
+    own.are_free([(1, 0), (2, 3), (2, 4)])
+    assert own.without_need(lambda: (), keeps=1) == [(2, 3), (2, 4)]
+    assert own.one(lambda: ()) == (1, 0), "it need not ask for one"

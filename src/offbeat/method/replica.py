@@ -76,18 +76,17 @@ class Replica:
         """
         if g is None:
             return
-        groups = self._groups()
-        if lr_scale == 1.0:
-            with as_of_the_mean(mean_of, groups, self._states()):
-                self._update(g)
+        groups = () if lr_scale == 1.0 else self._groups()
+        rates = [group["lr"] for group in groups]
+        for group in groups:
+            group["lr"] = group["lr"] * lr_scale
+        if mean_of == 1:
+            self._update(g)
         else:
-            rates = [group["lr"] for group in groups]
-            for group in groups:
-                group["lr"] = group["lr"] * lr_scale
-            with as_of_the_mean(mean_of, groups, self._states()):
+            with as_of_the_mean(mean_of, self._groups(), self._states()):
                 self._update(g)
-            for group, rate in zip(groups, rates, strict=True):
-                group["lr"] = rate
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
         self._after()
 
     def sends(self, codec: Codec | None) -> Codec | None:

@@ -6,19 +6,7 @@ import threading
 from typing import Any, cast
 
 from offbeat.live.partial.later import Later
-
-SOON_S = 10.0
-
-
-class Mark:
-    """Somewhere in a stream, which comes there when it is told to."""
-
-    def __init__(self) -> None:
-        self.reached, self.waited_for = threading.Event(), threading.Event()
-
-    def synchronize(self) -> None:
-        self.waited_for.set()
-        assert self.reached.wait(SOON_S)
+from tests.support.streams import SOON_S, Mark
 
 
 class Worker:

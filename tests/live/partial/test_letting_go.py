@@ -17,6 +17,7 @@ import pytest
 from offbeat.live.partial.ahead import Ahead
 from offbeat.live.partial.told import Answer, Delivery
 from offbeat.live.transport.hub import Word
+from tests.support.streams import SOON_S, Mark
 
 
 class Reader:
@@ -34,8 +35,15 @@ class Reader:
 
 
 class Shelves:
-    def mark(self) -> None:
-        """What was written is there."""
+    """``marks``: where the stream is after each thing that it was asked for; without any, all of it is there."""
+
+    on_device = False
+
+    def __init__(self, marks: Sequence[Mark] = ()) -> None:
+        self.marks = list(marks)
+
+    def mark(self) -> Mark | None:
+        return self.marks.pop(0) if self.marks else None
 
     def aside(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -112,6 +120,32 @@ def test_an_answer_is_heard_though_the_step_is_not_over() -> None:
     asked.start()
     asked.join(10.0)
     assert "room" in reader.said
+    assert made.end()
+    one.close()
+    other.close()
+
+
+def test_what_is_asked_for_is_answered_though_the_gpu_has_not_come_to_what_was_handed_in() -> None:
+    """On a GPU what was handed in is there only later. The thread that is to say so hears answers meanwhile."""
+    one, other = socket.socketpair()
+    reader, heard, marks = Reader(), Answer("room", None, [], [], [], [], [], [], []), [Mark(), Mark()]
+    board, shelves = SimpleNamespace(check=lambda _: None), Shelves(marks)
+    made = Ahead(cast(Any, reader), cast(Any, shelves), one, cast(Any, board), after_steps=False)
+    made._thread = thread = threading.Thread(target=made._run, daemon=True)
+    reader.answer = lambda: one.recv(1) and heard
+    thread.start()
+    made.hand_in(0, 0, [], at_once=False)
+    made.has_read()
+    assert marks[0].waited_for.wait(SOON_S)
+    other.sendall(b".")
+    asked = threading.Thread(target=lambda: reader.said.append(reader.listens("room").how), daemon=True)
+    asked.start()
+    asked.join(SOON_S)
+    assert reader.said == ["room"]
+    marks[0].reached.set()
+    assert made.said_within(SOON_S)
+    assert reader.said == ["room", "OFFER"]
+    marks[1].reached.set()
     assert made.end()
     one.close()
     other.close()

@@ -8,8 +8,7 @@ worker's own gradient, as it is.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from functools import partial
 
 import torch
@@ -86,22 +85,21 @@ class Gradients:
             return self._coded_gradient(asks, active=False)
         return None
 
-    @contextmanager
-    def shown(self, g: Vec) -> Iterator[None]:
-        """While this lasts ``p.grad`` is ``g``, for an inner optimiser that only reads it; afterwards what it was.
+    def shown(self, g: Vec, step: Callable[[], object]) -> None:
+        """While ``step`` is called ``p.grad`` is ``g``, for an inner optimiser that only reads it; then what it was.
 
         Nothing is copied where ``g`` lies as the model does. It may lie where others read it, too: hence "only".
         """
         views = None if isinstance(g, InPlace) else views_for(self._flat, g)
         if views is None:
             self.put(g)
-            yield
+            step()
             return
         own = [p.grad for p in self._flat.params]
         try:
             for p, view in zip(self._flat.params, views, strict=True):
                 p.grad = view
-            yield
+            step()
         finally:
             for p, grad in zip(self._flat.params, own, strict=True):
                 p.grad = grad

@@ -116,8 +116,7 @@ class Training:
         """The inner optimiser's step."""
         gradients = self.stepping.gradients
         if self._max_norm is None and only_reads_gradients(self._inner):
-            with gradients.shown(g):
-                self._inner.step()
+            gradients.shown(g, self._inner.step)
             return
         gradients.put(g)
         if self._max_norm is not None:

@@ -8,6 +8,7 @@ closes it again. A process that ends gives back both.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1
+_MAPPED = 2
 _TYPES = {torch.float32: "<f4", torch.float64: "<f8"}
 
 
@@ -87,6 +89,40 @@ class Allocation:
         if pointer:
             with torch.cuda.device(self._device):
                 call_driver("cuMemFree_v2" if self._own else "cuIpcCloseMemHandle", ctypes.c_uint64(pointer))
+
+
+class StreamWords:
+    """Words of 64 bits in memory of the host that streams write to, behind all that they were asked for before.
+
+    ``places``: where the memory begins in this process, ``nbytes`` each. Raises OSError where that cannot be had.
+    """
+
+    def __init__(self, places: Sequence[int], nbytes: int, device: torch.device) -> None:
+        self._device, self._registered, self._seen = device, list[int](), list[int]()
+        try:
+            with torch.cuda.device(device):
+                for place in places:
+                    call_driver("cuMemHostRegister_v2", ctypes.c_void_p(place), ctypes.c_size_t(nbytes), _MAPPED)
+                    self._registered.append(place)
+                    seen = ctypes.c_uint64()
+                    call_driver("cuMemHostGetDevicePointer_v2", ctypes.byref(seen), ctypes.c_void_p(place), 0)
+                    self._seen.append(int(seen.value))
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, member: int, word: int, value: int) -> None:
+        """On torch's current stream."""
+        stream = ctypes.c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
+        place = ctypes.c_uint64(self._seen[member] + 8 * word)
+        call_driver("cuStreamWriteValue64_v2", stream, place, ctypes.c_uint64(value), 0)
+
+    def close(self) -> None:
+        """Nothing is written any more."""
+        registered, self._registered = self._registered, []
+        with torch.cuda.device(self._device):
+            for place in registered:
+                call_driver("cuMemHostUnregister", ctypes.c_void_p(place))
 
 
 class _View:

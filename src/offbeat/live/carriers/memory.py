@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat.live.carriers import doors
-from offbeat.live.carriers.device import HANDLE_BYTES, Allocation
+from offbeat.live.carriers.device import HANDLE_BYTES, Allocation, StreamWords
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.waiter import Waiter
 
@@ -90,6 +90,10 @@ class HostMemory:
     def settle(self) -> None:
         """What was written is there."""
 
+    def write_behind(self, member: int, word: int, value: int) -> bool:
+        """Let a word of a member's be ``value`` when all is there that was asked for so far. False: say it yourself."""
+        return False
+
     def mark(self) -> Any:
         """What tells when all that was written so far is there; None: it is."""
         return None
@@ -140,12 +144,16 @@ class DeviceMemory:
         self._handles = [h.reshape(vectors + 1, HANDLE_BYTES) for h in handles]
         self._closed = self._file.words(np.int64, 1, start + (vectors + 1) * HANDLE_BYTES)
         self._regions: dict[tuple[int, int], Allocation] = {}
+        self._by_streams: StreamWords | None = None
         try:
             with doors.telling(name, board):
                 self._try(name, ranks, board, waiter)
         except Exception:
             self.close()
             raise
+        with suppress(OSError), _in_words():  # then whoever writes a word waits for its work first
+            places = [words.ctypes.data for words in self.words(np.uint8, start, 0)]
+            self._by_streams = StreamWords(places, start, device) if start else None
 
     def _try(self, name: str, ranks: tuple[int, ...], board: Board, waiter: Waiter) -> None:
         """One number each, read by all."""
@@ -184,6 +192,13 @@ class DeviceMemory:
         """All that this process has asked of the GPU has been done."""
         torch.cuda.current_stream(self._device).synchronize()
 
+    def write_behind(self, member: int, word: int, value: int) -> bool:
+        """By the stream itself: nobody waits for it here."""
+        if self._by_streams is None:
+            return False
+        self._by_streams.write(member, word, value)
+        return True
+
     def mark(self) -> Any:
         """What tells when all that was asked for so far has been done."""
         event = torch.cuda.Event(blocking=True)
@@ -198,6 +213,8 @@ class DeviceMemory:
         """Close what is others', and give one's own back when they have closed it (else it ends with this process)."""
         with suppress(RuntimeError, OSError):  # where the GPU itself has failed, nothing can be given back
             torch.cuda.synchronize(self._device)
+            if self._by_streams is not None:
+                self._by_streams.close()
             for (member, _), region in self._regions.items():
                 if member != self.me:
                     region.free()
@@ -209,7 +226,7 @@ class DeviceMemory:
                 if all(word[0] for word in self._closed):
                     for region in self._regions.values():
                         region.free()
-        self._regions, self._handles, self._closed = {}, [], []
+        self._regions, self._handles, self._closed, self._by_streams = {}, [], [], None
         self._file.close()
 
 

@@ -2,8 +2,8 @@
 
 Nothing here decides who may write where. Every slot has *flags*, one for each adder of a sum that lies in it, and room
 for a note which parameters were *used*; a flag is written by one process, after the numbers it speaks of, and only ever
-grows. (On x86 stores become visible in their order; on other machines the store of a flag follows a lock operation of
-the interpreter's, which orders them.)
+grows. On a GPU a stream writes it, behind its work. (On x86 stores become visible in their order; on other machines the
+store of a flag follows a lock operation of the interpreter's, which orders them.)
 """
 
 from __future__ import annotations
@@ -72,8 +72,11 @@ class Shelves:
     # Flags.
 
     def raise_flag(self, member: int, slot: int, part: int, number: int) -> None:
-        """What this part of the slot should hold in sum ``number`` is there."""
-        self._flags[member][slot, part] = number + 1
+        """What this part of the slot should hold in sum ``number`` is there, or will be when the flag goes up."""
+        row = self._flags[member]
+        if not self._memory.write_behind(member, slot * row.shape[1] + part, number + 1):
+            self.settle()
+            row[slot, part] = number + 1
 
     def raised(self, member: int, slot: int, parts: Sequence[int] | range, number: int) -> bool:
         """Whether all these parts are there."""

@@ -31,6 +31,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from offbeat.live.carriers.shelves import Shelves
+from offbeat.live.partial.marks import Marks
 from offbeat.live.partial.reading import LOOK_S, Reader
 from offbeat.live.partial.told import Answer, Delivery
 from offbeat.live.transport.board import Board
@@ -38,7 +39,8 @@ from offbeat.live.transport.errors import OffbeatError, PeerFailed
 from offbeat.live.transport.hub import Word
 
 LEAVE_S = 5.0
-SAY, SAY_READ = b"!", b"r"  # what the worker wakes this thread for
+LOOK_MS = 2.0  # how often this thread looks whether a GPU has come so far, unless there is something else to do
+SAY, SAY_READ, LISTEN = b"!", b"r", b"."  # what the worker wakes this thread for
 NEEDED, MORE, SPARE = "needed", "more", "spare"
 
 
@@ -55,6 +57,10 @@ class HasRead(NamedTuple):
     """Nothing that was taken is read any more, as soon as ``mark`` is there; None: it is."""
 
     mark: Any
+
+    @property
+    def is_so(self) -> bool:
+        return self.mark is None or bool(self.mark.query())
 
 
 class Ahead:
@@ -81,10 +87,12 @@ class Ahead:
         self._to_say: HandedIn | None = None
         self._is_woken_later = False  # by `wake`
         self._has_read: HasRead | None = None  # what was taken when it last handed in
+        self._unseen: list[Delivery] = []  # what has been asked of the GPU, and is to be seen there
         self._listens = self._ended = False
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._wake_r, self._wake_w = os.pipe()
+        self._marks = Marks(self._wake_w)
 
     # The worker.
 
@@ -139,7 +147,7 @@ class Ahead:
         """
         mark = self._shelves.mark()
         with self._lock:
-            self._waits = self._listens = True
+            listened, self._waits, self._listens = self._listens, True, True
             self._reader.listens = self._listen
             self._to_say, self._has_read = HandedIn(place, step, taken, mark), None
         if self._thread is None:
@@ -150,7 +158,9 @@ class Ahead:
         elif mark is None and self._after_steps:
             self._is_woken_later = True
         else:
-            os.write(self._wake_w, SAY)
+            if not listened:
+                os.write(self._wake_w, LISTEN)
+            self._marks.wait_for(mark, SAY)
 
     def wake(self) -> None:
         """The step is over: let the thread say what has been handed in, if it has not been woken before."""
@@ -161,9 +171,10 @@ class Ahead:
     def has_read(self) -> None:
         """The worker reads no longer what it took when it last handed in: let the hub hear of it."""
         if self._listens and self._has_read is None and (self._to_say is not None or self._reader.is_reading):
+            mark = self._shelves.mark()
             with self._lock:
-                self._has_read = HasRead(self._shelves.mark())
-            os.write(self._wake_w, SAY_READ)
+                self._has_read = HasRead(mark)
+            self._marks.wait_for(mark, SAY_READ)
 
     def hush(self) -> None:
         """The worker is about to speak to the hub itself: this thread says nothing of what has been read."""
@@ -218,7 +229,8 @@ class Ahead:
             poll.register(self._wake_r, select.POLLIN)
         listening.register(self._line, select.POLLIN)
         while True:
-            ready = {descriptor for descriptor, _ in (listening if self._listens else awake).poll()}
+            looks = LOOK_MS if self._unseen else None
+            ready = {descriptor for descriptor, _ in (listening if self._listens else awake).poll(looks)}
             if self._ended:
                 return
             if self._wake_r in ready:
@@ -229,11 +241,12 @@ class Ahead:
                     self._say_read()
             if self._line.fileno() in ready:
                 self._hear(self._reader.answer())
+            self._look()
 
     def _say(self) -> None:
         if self._to_say is not None:
             place, step, taken, mark = self._to_say
-            if mark is not None:
+            if mark is not None:  # it is there already, if this thread was woken for it
                 mark.synchronize()
             count = sum(len(told.answer.results) for told in taken)
             self._reader.come_again(Word.OFFER, place, step, count, taken)
@@ -241,13 +254,17 @@ class Ahead:
                 self._to_say = None
                 self._lock.notify_all()
 
+    def _look(self) -> None:
+        """Has the GPU come so far? It is not waited for: others may need what this thread hears meanwhile."""
+        unseen, self._unseen = self._unseen, []
+        for told in unseen:
+            self._see(told)
+
     def _say_read(self) -> None:
         """Unless the worker has handed in again meanwhile: then that says it, and it reads something else by now."""
-        has_read = self._has_read
-        if has_read is not None and has_read.mark is not None:
-            has_read.mark.synchronize()
         with self._lock:  # until it is said, the worker does not hand in
-            if has_read is not None and self._has_read is has_read and self._to_say is None:
+            has_read = self._has_read
+            if has_read is not None and has_read.is_so and self._to_say is None:
                 self._has_read = None
                 self._reader.come_again(Word.READ)
                 if self._gives_back:
@@ -257,11 +274,10 @@ class Ahead:
         told = None
         if answer.how in (NEEDED, MORE):
             told = self._reader.make(answer, read=None)
-            self._shelves.settle()
-            self._reader.sums.find(told)
-            self._reader.has_seen(told)
-            if self._gives_back:
-                self._reader.give_back()
+            self._see(told)
+        elif answer.how == "nothing":
+            self._shelves.settle()  # from now on the worker speaks, and does not wait for this thread's stream
+            self._unseen = []
         with self._lock:
             if told is not None:
                 self._told.append(told)
@@ -276,6 +292,18 @@ class Ahead:
                 self._reply = answer
             self._lock.notify_all()
 
+    def _see(self, told: Delivery) -> None:
+        """What was told may be there, to be read. On a GPU it comes later, and this thread looks again."""
+        if told.read is not None:  # the worker was quicker
+            return
+        if self._shelves.on_device and not self._reader.sums.all_there(told):
+            self._unseen.append(told)
+            return
+        self._reader.sums.find(told)
+        self._reader.has_seen(told)
+        if self._gives_back:
+            self._reader.give_back()
+
     def end(self) -> bool:
         """Let the thread end; nobody is waited for, and nothing else is heard. False: it works on."""
         self._ended = True
@@ -285,6 +313,8 @@ class Ahead:
             self._thread.join(LEAVE_S)
             if self._thread.is_alive():
                 return False
+        if not self._marks.end():
+            return False
         self._reader.listens = None
         self._told.clear()
         if self._wake_w >= 0:

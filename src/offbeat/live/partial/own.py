@@ -81,10 +81,13 @@ class OwnSlots:
             self._free.discard(home)
             self._busy.discard(home)
 
-    def without_need(self, but_not: Callable[[], Collection[Home]]) -> list[Home]:
-        """Those that are free, and none of those which ``but_not`` names: no longer this worker's own."""
+    def without_need(self, but_not: Callable[[], Collection[Home]], keeps: int = 0) -> list[Home]:
+        """Those that are free, and none of those which ``but_not`` names: no longer this worker's own.
+
+        ``keeps``: so many of them stay, for what it will lay down next.
+        """
         with self._books:
-            spare = sorted(self._free - self._untouched - {*but_not()})
+            spare = sorted(self._free - self._untouched - {*but_not()})[keeps:]
             self._free.difference_update(spare)
             return spare
 

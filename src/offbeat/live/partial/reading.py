@@ -46,7 +46,7 @@ class Reader:
     """What every kind of worker's side does. ``rank`` is how the hub knows it; ``heard`` is given every answer.
 
     ``pooled``: this worker has one slot of its own, and asks for others; ``replaces``: what it lays down replaces what
-    it has laid down before.
+    it has laid down before; ``keeps``: so many slots stay its own while it computes, though nothing lies there.
     """
 
     def __init__(
@@ -60,13 +60,14 @@ class Reader:
         log: list[Event] | None = None,
         pooled: bool = False,
         replaces: bool = False,
+        keeps: int = 0,
     ) -> None:
-        self._heard, self._pooled = heard, pooled
+        self._heard, self._pooled, self._keeps = heard, pooled, keeps
         self._shelves, self._line, self._rank = shelves, line, rank
         self._board, self._patience_s, self._log = board, patience_s, log
         self._poll = select.poll()
         self._poll.register(line, select.POLLIN)
-        self.sums = Sums(shelves, rank)
+        self.sums = Sums(shelves, rank, settles=pooled and replaces)
         self._own = OwnSlots(rank, pooled, pooled and replaces, self.sums.is_there)
         self._grace_s = GRACE_S + shelves.vector_bytes / (DEVICE_BYTES_S if shelves.on_device else SLOW_BYTES_S)
         self._told: list[Delivery] = []  # what may still be read, as far as the hub knows
@@ -137,27 +138,32 @@ class Reader:
         read later.
         """
         with self._line_is_ours:
+            if settled:
+                self._shelves.settle()
             with self._books:
                 told = list(itertools.takewhile(self._may_speak_of, self._told))
-                self._told = [one for one in told if one.read is not False] + self._told[len(told) :]
-            self.sums.take_back(one for one in told if one.read is False)
             said = bytearray()
             for one in told:
                 needed = self._needs(one)
                 said += bytes(SEEN * self.sums.is_there(one.sums[k]) | READS * (k in needed) for k in one.lent)
                 one.lent = [k for k in one.lent if k in needed]
-            self.send(word, a, b, c, data=bytes(said), settled=settled)
+            self.sums.take_back(one for one in told if one.read is False)
+            with self._books:  # of what I am still writing, the next word will tell
+                self._told = [one for one in told if one.read is not False or one.lent] + self._told[len(told) :]
+            self.send(word, a, b, c, data=bytes(said), settled=False)
 
     def _may_speak_of(self, one: Delivery) -> bool:
         return one.read is not None or (self._pooled and one.is_made)
 
     def _needs(self, one: Delivery) -> set[int]:
         """Which of its sums may still be read: the results, and of those that were not taken yet also what they are
-        made of, until they are there."""
-        if one.read is not None:
-            return one.results if one.read else set()
+        made of, until they are there. And what I am still writing: in its slot nothing else may lie."""
         missing = {k for k in one.lent if not self.sums.is_there(one.sums[k])}
-        return set(one.lent) if missing & one.results else one.results
+        if one.read is not None:
+            needed = one.results if one.read else set()
+        else:
+            needed = set(one.lent) if missing & one.results else one.results
+        return needed | (missing & one.parts)
 
     @property
     def is_reading(self) -> bool:
@@ -240,14 +246,14 @@ class Reader:
         self._own.written_to(room)
         return cast(Home, room)
 
-    def _give_back(self, but_not: Callable[[], Collection[Home]]) -> None:
-        for home in self._own.without_need(but_not):  # nobody reads there, nor do I: it need not be waited for
+    def _give_back(self, but_not: Callable[[], Collection[Home]], keeps: int = 0) -> None:
+        for home in self._own.without_need(but_not, keeps):  # nobody reads there, nor do I: it need not be waited for
             self.send(Word.GIVE, number_of(home), settled=False)
 
     def give_back(self) -> None:
         """I need no slot before I come again, but for those that what I was given stands on."""
         self._own.look()
-        self._give_back(self._stands_on)
+        self._give_back(self._stands_on, self._keeps)
 
     def let_go(self, settled: bool = True) -> None:
         """I compute, and nothing that I was given is read meanwhile. ``settled`` as above."""

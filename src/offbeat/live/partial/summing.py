@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from offbeat.live.carriers.adding import Unadded, add_up, stretch
 from offbeat.live.carriers.memory import nap
 from offbeat.live.carriers.shelves import Shelves
+from offbeat.live.partial.stacks import Home
 from offbeat.live.partial.told import Delivery, Recipe, Ref
 from offbeat.tensors.vector import Used, Vec
 
@@ -26,11 +27,16 @@ KEPT_BYTES = 1 << 20  # of a vector: longer ones are needed where an adder does 
 
 
 class Sums:
-    """One worker's adding and reading; ``rank`` is how the hub knows it."""
+    """One worker's adding and reading; ``rank`` is how the hub knows it.
 
-    def __init__(self, shelves: Shelves, rank: int) -> None:
-        self._shelves, self._rank = shelves, rank
+    ``settles``: whoever makes a sum waits for it. On a GPU it is quicker not to; but then workers are at the same point
+    of their steps more often, and need more memory at one time.
+    """
+
+    def __init__(self, shelves: Shelves, rank: int, settles: bool = False) -> None:
+        self._shelves, self._rank, self._settles = shelves, rank, settles
         self._spare: list[Vec] = []
+        self._under_way: dict[Home, int] = {}  # by slot, the last sum that I was at; on a GPU I may be still
         self._books = threading.Lock()
 
     def is_there(self, recipe: Recipe) -> bool:
@@ -52,7 +58,7 @@ class Sums:
     def _is_mine_to_make(self, recipe: Recipe) -> bool:
         """Not a second time, if I am told again of a sum before I could say that it is there: its deposits may have
         been written over as soon as it was."""
-        if recipe.complete or self._rank not in recipe.summers:
+        if recipe.complete or self._rank not in recipe.summers or self._under_way.get(recipe.home, -1) >= recipe.number:
             return False
         part = 0 if recipe.private else recipe.summers.index(self._rank)
         return not self._shelves.raised(*recipe.home, [part], recipe.number)
@@ -72,15 +78,20 @@ class Sums:
         for p, tensor in enumerate(out.parts):
             lo, hi = stretch(tensor.numel(), part, len(recipe.parts))
             add_up(tensor, [[(v.parts[p], f) for v, f in term] for term in terms], recipe.divisor, lo, hi, hands)
+        used = self.used(recipe.terms, told.sums) if part == 0 else None
+        if recipe.private and not owner:
+            out.used = used
+            return
         if part == 0:
-            used = self.used(recipe.terms, told.sums)
-            if recipe.private and not owner:
-                out.used = used
-            else:
-                self._shelves.note_used(member, slot, used)
-        if not recipe.private or owner:
+            self._shelves.note_used(member, slot, used)
+        if self._settles:
             self._shelves.settle()
-            self._shelves.raise_flag(member, slot, part, recipe.number)
+        self._under_way[recipe.home] = recipe.number
+        self._shelves.raise_flag(member, slot, part, recipe.number)
+        told.parts.add(k)
+        if told.read and len(recipe.parts) == 1:  # whoever reads it asks for that behind this
+            out.used = used
+            told.made[k] = out
 
     def add(self, places: Sequence[Ref], out: Vec | None = None) -> Vec:
         """What these slots hold together, in ``out`` or in fresh memory."""
@@ -169,7 +180,8 @@ class Sums:
         """Nothing of these is read any more: their memory may serve others."""
         if self._shelves.vector_bytes <= KEPT_BYTES:
             with self._books:
-                self._spare = [*self._spare, *(vec for one in read for vec in one.memory)][:2]
+                for one in read:
+                    self._spare, one.memory = [*self._spare, *one.memory][:2], []
 
     def forget(self) -> None:
         self._spare = []

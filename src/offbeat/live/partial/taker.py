@@ -77,7 +77,9 @@ class Taker:
         self.rounds, self.lost = first_round, list[int]()
         self.waited_s, self.wire_bytes = 0.0, 0
         replaces = channel.rules.replaces
-        self._reader = Reader(shelves, line, self._rank, board, patience_s, self._heard, log, pooled, replaces)
+        # On a GPU a step is short beside a question; and what answers for a worker's gradients needs little memory.
+        keeps = int(pooled and shelves.on_device and not channel.rules.of_weights)
+        self._reader = Reader(shelves, line, self._rank, board, patience_s, self._heard, log, pooled, replaces, keeps)
         self._link = Link("questions", questions, self._rank, board, patience_s)
         self._saves_memory, self._lets_go = pooled, pooled and not shelves.on_device
         self._ahead: Ahead | None = None

@@ -52,6 +52,7 @@ class Delivery:
     since_s: float
     read: bool | None = True  # None: not yet; True: it may be read now; False: it is read no longer
     is_made: bool = False  # as far as this worker has a part in it
+    parts: set[int] = field(default_factory=set)  # sums of which this worker makes one; on a GPU it may be at it still
     made: dict[int, Vec] = field(default_factory=dict)
     memory: list[Vec] = field(default_factory=list)
     lent: list[int] = field(init=False)  # sums that the hub keeps for me: the same ones in the same order as there
