@@ -5,9 +5,9 @@
 
 - rounds: one partial round (everybody there) of a vector on the device, beside torch's own Gloo all-reduce of it.
 - gpt, large: a GPT of 23 or 109 million parameters, AdamW, bf16 autocast on a GPU: wall time of a step over that of the
-  same loop with nobody to talk to, before and after all others in the same run: nobody slow, one worker slower by five steps' time in each step, or
-  a stall of 300 ms with p = 0.1 for each. The figures are those of the workers that are not the slow one; with the GPU
-  memory that a worker holds beyond the loop alone.
+  same loop with nobody to talk to, before and after the others in the same run: nobody slow, one worker slower by five
+  steps' time in each step, or a stall of 300 ms with p = 0.1 for each. The figures are those of the workers that are
+  not the slow one; with the GPU memory that a worker holds beyond the loop alone.
 - coded: the round of ``rounds`` with a codec, over the one without.
 - memory: how many copies of the model a worker holds at most, between two steps, beyond the loop alone: its own memory
   and its share of what all see, while nobody is slow.
