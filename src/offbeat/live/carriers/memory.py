@@ -152,8 +152,7 @@ class DeviceMemory:
             self.close()
             raise
         with suppress(OSError), _in_words():  # then whoever writes a word waits for its work first
-            places = [words.ctypes.data for words in self.words(np.uint8, start, 0)]
-            self._by_streams = StreamWords(places, start, device) if start else None
+            self._by_streams = self._for_streams(start) if start else None
 
     def _try(self, name: str, ranks: tuple[int, ...], board: Board, waiter: Waiter) -> None:
         """One number each, read by all."""
@@ -168,6 +167,16 @@ class DeviceMemory:
             found = [float(self.vector(m, self._vectors, 0, kinds)[0].item()) for m in range(self.size)]
             if found != [m + 1.0 for m in range(self.size)]:
                 raise OSError(f"the others' numbers read {found}")
+
+    def _for_streams(self, nbytes: int) -> StreamWords:
+        found = StreamWords([words.ctypes.data for words in self.words(np.uint8, nbytes, 0)], nbytes, self._device)
+        try:
+            found.write(self.me, 0, 0)  # what is there: nobody has come so far that it could be something else
+            self.settle()
+        except Exception:
+            found.close()
+            raise
+        return found
 
     def vector(self, member: int, number: int, offset: int, kinds: Kinds, room: int = 0) -> list[Tensor]:
         """Vector ``number`` of a member: one's own is made when it is first asked for, others' are opened.
