@@ -37,7 +37,8 @@ class Shelves:
     def vec(self, member: int, slot: int) -> Vec:
         return self.memory[member, slot]
 
-    def raise_flag(self, member: int, slot: int, part: int, number: int) -> None:
+    def raise_flag(self, member: int, slot: int, part: int, number: int, waits: bool) -> None:
+        assert not waits
         self.behind.append((((member, slot), part), number))
 
     def raised(self, member: int, slot: int, parts: Iterable[int], number: int) -> bool:

@@ -15,7 +15,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from offbeat.live.attached.flat import Flat
 from offbeat.live.transport.errors import OffbeatError
-from offbeat.tensors.vector import Vec
+from offbeat.tensors.vector import Vec, no_grad
 
 
 class InPlace(Vec):
@@ -56,10 +56,10 @@ class OwnGradient(InPlace):
     def put_into(self, target: Vec, scale: float = 1.0) -> Vec:
         if self._gathered is not None:
             return super().put_into(target, scale)
-        views, pairs = self._cut(target), self.pairs_with(target)
-        with torch.no_grad():
-            if scale == 1.0 and pairs is not None:
-                torch._foreach_copy_(views, [grad for _, grad in pairs])  # many small calls take longer than copying
+        views, grads = self._cut(target), self._dense()
+        with no_grad():
+            if scale == 1.0 and grads is not None:
+                torch._foreach_copy_(views, grads)  # many small calls take longer than copying
             else:
                 for view, p in zip(views, self._flat.params, strict=True):
                     if p.grad is None:
@@ -74,8 +74,13 @@ class OwnGradient(InPlace):
     def pairs_with(self, target: Vec) -> list[tuple[Tensor, Tensor]] | None:
         if self._gathered is not None:
             return super().pairs_with(target)
+        grads = self._dense()
+        return None if grads is None else list(zip(self._cut(target), grads, strict=True))
+
+    def _dense(self) -> list[Tensor] | None:
+        """All of them, if every parameter has one, and none is sparse."""
         dense = [p.grad for p in self._flat.params if p.grad is not None and p.grad.layout == torch.strided]
-        return list(zip(self._cut(target), dense, strict=True)) if len(dense) == len(self._flat.params) else None
+        return dense if len(dense) == len(self._flat.params) else None
 
     def _cut(self, target: Vec) -> list[Tensor]:
         if target.cut is None:

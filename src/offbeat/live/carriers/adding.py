@@ -106,7 +106,7 @@ def lay(x: Vec, target: Vec, hands: Hands) -> None:
         for into, start, end in zip(target.parts, x.start.parts, x.end.parts, strict=True):
             add_up(into, [[(end, 1.0), (start, -1.0)]], 1, hands=hands)
         target.used = x.used
-    elif target.parts[0].is_cuda or (pairs := x.pairs_with(target)) is None:
+    elif target.parts[0].is_cuda or not hands.help_with(target.numel) or (pairs := x.pairs_with(target)) is None:
         x.put_into(target)
     else:
         with no_grad():

@@ -69,6 +69,10 @@ class Hands:
         # One call for many: small ones take longer to be called for than to be copied.
         self._all([lambda i=i, w=w: torch._foreach_copy_(i, w) for i, w in heaps if i])  # type: ignore[misc]
 
+    def help_with(self, numbers: int) -> bool:
+        """Whether so many are worth handing out."""
+        return self._parts(numbers) > 1
+
     def _parts(self, numbers: int) -> int:
         return max(1, min(self.count, numbers // LONG))
 

@@ -71,10 +71,13 @@ class Shelves:
 
     # Flags.
 
-    def raise_flag(self, member: int, slot: int, part: int, number: int) -> None:
-        """What this part of the slot should hold in sum ``number`` is there, or will be when the flag goes up."""
+    def raise_flag(self, member: int, slot: int, part: int, number: int, waits: bool = False) -> None:
+        """What this part of the slot should hold in sum ``number`` is there, or will be when the flag goes up.
+
+        ``waits``: it is up, and all that was asked for before is done, when this returns.
+        """
         row = self._flags[member]
-        if not self._memory.write_behind(member, slot * row.shape[1] + part, number + 1):
+        if waits or not self._memory.write_behind(member, slot * row.shape[1] + part, number + 1):
             self.settle()
             row[slot, part] = number + 1
 

@@ -67,7 +67,7 @@ class Reader:
         self._board, self._patience_s, self._log = board, patience_s, log
         self._poll = select.poll()
         self._poll.register(line, select.POLLIN)
-        self.sums = Sums(shelves, rank, settles=pooled and replaces)
+        self.sums = Sums(shelves, rank, waits=pooled and replaces)
         self._own = OwnSlots(rank, pooled, pooled and replaces, self.sums.is_there)
         self._grace_s = GRACE_S + shelves.vector_bytes / (DEVICE_BYTES_S if shelves.on_device else SLOW_BYTES_S)
         self._told: list[Delivery] = []  # what may still be read, as far as the hub knows

@@ -29,12 +29,12 @@ KEPT_BYTES = 1 << 20  # of a vector: longer ones are needed where an adder does 
 class Sums:
     """One worker's adding and reading; ``rank`` is how the hub knows it.
 
-    ``settles``: whoever makes a sum waits for it. On a GPU it is quicker not to; but then workers are at the same point
+    ``waits``: until a sum that it makes is there. On a GPU it is quicker not to; but then workers are at the same point
     of their steps more often, and need more memory at one time.
     """
 
-    def __init__(self, shelves: Shelves, rank: int, settles: bool = False) -> None:
-        self._shelves, self._rank, self._settles = shelves, rank, settles
+    def __init__(self, shelves: Shelves, rank: int, waits: bool = False) -> None:
+        self._shelves, self._rank, self._waits = shelves, rank, waits
         self._spare: list[Vec] = []
         self._under_way: dict[Home, int] = {}  # by slot, the last sum that I was at; on a GPU I may be still
         self._books = threading.Lock()
@@ -84,10 +84,8 @@ class Sums:
             return
         if part == 0:
             self._shelves.note_used(member, slot, used)
-        if self._settles:
-            self._shelves.settle()
         self._under_way[recipe.home] = recipe.number
-        self._shelves.raise_flag(member, slot, part, recipe.number)
+        self._shelves.raise_flag(member, slot, part, recipe.number, waits=self._waits)
         told.parts.add(k)
         if told.read and len(recipe.parts) == 1:  # whoever reads it asks for that behind this
             out.used = used
