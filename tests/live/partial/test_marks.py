@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+import threading
 
 import pytest
 
@@ -12,34 +11,22 @@ from offbeat.live.partial.marks import Marks
 from tests.support.streams import SOON_S, Mark
 
 
-@pytest.fixture
-def pipe() -> Iterator[tuple[int, int]]:
-    ends = os.pipe()
-    yield ends
-    for end in ends:
-        os.close(end)
-
-
-def test_each_word_comes_when_its_mark_is_there_and_none_before_an_earlier_one(pipe: tuple[int, int]) -> None:
-    read, written = pipe
-    os.set_blocking(read, False)
-    waiting, first, second = Marks(written), Mark(), Mark()
-    waiting.wait_for(first, b"a")
-    waiting.wait_for(second, b"b")
+def test_each_is_called_when_its_mark_is_there_and_none_before_an_earlier_one() -> None:
+    waiting, first, second, called = Marks(), Mark(), Mark(), list[str]()
+    waiting.wait_for(first, lambda: called.append("a"))
+    waiting.wait_for(second, lambda: called.append("b"))
     second.reached.set()
     assert first.waited_for.wait(SOON_S)
-    with pytest.raises(BlockingIOError):
-        os.read(read, 1)
+    assert called == []
     first.reached.set()
     assert waiting.end()
-    assert os.read(read, 9) == b"ab"
+    assert called == ["a", "b"]
 
 
-def test_what_is_there_is_said_at_once_without_a_thread(pipe: tuple[int, int]) -> None:
-    read, written = pipe
-    waiting = Marks(written)
-    waiting.wait_for(None, b"a")
-    assert os.read(read, 9) == b"a"
+def test_for_what_is_there_nobody_waits() -> None:
+    waiting, called = Marks(), list[threading.Thread]()
+    waiting.wait_for(None, lambda: called.append(threading.current_thread()))
+    assert called == [threading.current_thread()]
     assert waiting.end()
 
 
@@ -48,21 +35,18 @@ class Broken:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
-def test_of_a_gpu_that_has_failed_the_word_comes_too(pipe: tuple[int, int]) -> None:
-    """Else whoever waits for it would wait for ever; when it looks itself, it hears the error."""
-    read, written = pipe
-    waiting = Marks(written)
-    waiting.wait_for(Broken(), b"a")
-    assert os.read(read, 9) == b"a"
+def test_of_a_gpu_that_has_failed_it_is_called_too() -> None:
+    """Else whoever waits for that would wait for ever; when it looks itself, it hears the error."""
+    waiting, called = Marks(), threading.Event()
+    waiting.wait_for(Broken(), called.set)
+    assert called.wait(SOON_S)
     assert waiting.end()
 
 
-def test_a_gpu_that_never_comes_so_far_is_not_waited_for_at_the_end(
-    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_never_comes_so_far_is_not_waited_for_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(marks, "LEAVE_S", 0.1)
-    waiting, mark = Marks(pipe[1]), Mark()
-    waiting.wait_for(mark, b"a")
+    waiting, mark = Marks(), Mark()
+    waiting.wait_for(mark, lambda: None)
     assert not waiting.end()
     mark.reached.set()
     assert waiting.end()

@@ -28,6 +28,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from offbeat.live.carriers.shelves import Shelves
@@ -92,7 +93,7 @@ class Ahead:
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._wake_r, self._wake_w = os.pipe()
-        self._marks = Marks(self._wake_w)
+        self._marks = Marks()
 
     # The worker.
 
@@ -160,7 +161,7 @@ class Ahead:
         else:
             if not listened:
                 os.write(self._wake_w, LISTEN)
-            self._marks.wait_for(mark, SAY)
+            self._marks.wait_for(mark, partial(os.write, self._wake_w, SAY))
 
     def wake(self) -> None:
         """The step is over: let the thread say what has been handed in, if it has not been woken before."""
@@ -174,7 +175,7 @@ class Ahead:
             mark = self._shelves.mark()
             with self._lock:
                 self._has_read = HasRead(mark)
-            self._marks.wait_for(mark, SAY_READ)
+            self._marks.wait_for(mark, partial(os.write, self._wake_w, SAY_READ))
 
     def hush(self) -> None:
         """The worker is about to speak to the hub itself: this thread says nothing of what has been read."""
