@@ -71,9 +71,9 @@ class Side:
         self.shelves.memory[MINE].parts[0].fill_(1.0)
         self.shelves.memory[THEIRS].parts[0].fill_(3.0)
 
-    def is_told(self, read: bool | None) -> Delivery:
+    def is_told(self, read: bool | None, summers: tuple[int, ...] = (ME,)) -> Delivery:
         """Of a sum that it is to make of its own deposit and another's, and that is a result."""
-        recipe = (SUM, 7, False, False, (ME,), 2, [[(*MINE, 1.0)], [(*THEIRS, 1.0)]])
+        recipe = (SUM, 7, False, False, summers, 2, [[(*MINE, 1.0)], [(*THEIRS, 1.0)]])
         result: Any = ([(-1, 0, 1.0)], (0, True, False, 2, {}))
         return self.reader.make(Answer("needed", None, [recipe], [result], [], [], [], [], []), read)
 
@@ -104,6 +104,15 @@ def test_the_slot_of_a_sum_stays_its_adders_until_it_is_there(side: Side) -> Non
     assert side.says(Word.READ) == [READS], "and is not forgotten: both count the sums that are lent"
     side.shelves.comes()
     assert side.says(Word.READ) == [SEEN]
+    assert side.says(Word.READ) == []
+
+
+def test_of_a_sum_that_another_has_not_ended_its_own_part_is_all_that_keeps_it(side: Side) -> None:
+    """The other may have been stopped; what it owes is not this worker's to keep."""
+    side.is_told(read=True, summers=(ME, 1))
+    assert side.says(Word.READ) == [READS]
+    side.shelves.comes()
+    assert side.says(Word.READ) == [0], "it is not there, and this worker neither reads nor writes it"
     assert side.says(Word.READ) == []
 
 

@@ -158,12 +158,10 @@ class Reader:
     def _needs(self, one: Delivery) -> set[int]:
         """Which of its sums may still be read: the results, and of those that were not taken yet also what they are
         made of, until they are there. And what I am still writing: in its slot nothing else may lie."""
-        missing = {k for k in one.lent if not self.sums.is_there(one.sums[k])}
-        if one.read is not None:
-            needed = one.results if one.read else set()
-        else:
-            needed = set(one.lent) if missing & one.results else one.results
-        return needed | (missing & one.parts)
+        needed = one.results if one.read is not False else set()
+        if one.read is None and any(not self.sums.is_there(one.sums[k]) for k in needed & set(one.lent)):
+            needed = set(one.lent)
+        return needed | (self.sums.still_making(one) & set(one.lent))
 
     @property
     def is_reading(self) -> bool:

@@ -60,8 +60,17 @@ class Sums:
         been written over as soon as it was."""
         if recipe.complete or self._rank not in recipe.summers or self._under_way.get(recipe.home, -1) >= recipe.number:
             return False
-        part = 0 if recipe.private else recipe.summers.index(self._rank)
-        return not self._shelves.raised(*recipe.home, [part], recipe.number)
+        return not self._is_made(recipe)
+
+    def _part(self, recipe: Recipe) -> int:
+        return 0 if recipe.private else recipe.summers.index(self._rank)
+
+    def _is_made(self, recipe: Recipe) -> bool:
+        return self._shelves.raised(*recipe.home, [self._part(recipe)], recipe.number)
+
+    def still_making(self, told: Delivery) -> set[int]:
+        """Sums in whose slots I am still writing: on a GPU, work that was asked for comes later."""
+        return {k for k in told.parts if not self._is_made(told.sums[k])}
 
     def _make(self, k: int, told: Delivery) -> None:
         """My part of a sum."""
@@ -73,8 +82,7 @@ class Sums:
         else:
             out = self._shelves.vec(member, slot)
         terms = self._readable(recipe.terms, told)
-        part = 0 if recipe.private else recipe.summers.index(self._rank)
-        hands = self._shelves.hands
+        part, hands = self._part(recipe), self._shelves.hands
         for p, tensor in enumerate(out.parts):
             lo, hi = stretch(tensor.numel(), part, len(recipe.parts))
             add_up(tensor, [[(v.parts[p], f) for v, f in term] for term in terms], recipe.divisor, lo, hi, hands)
