@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from decimal import Decimal
 
 _SECONDS = {"ns": "1e-9", "us": "1e-6", "µs": "1e-6", "μs": "1e-6", "ms": "1e-3", "s": "1", "min": "60", "h": "3600"}
@@ -109,6 +110,14 @@ def _whole(text: str, number: Decimal, what: str) -> int:
     if number != number.to_integral_value():
         raise ValueError(f"{text!r} is {number.normalize():f} {what}, which is not a whole number; round it")
     return int(number)
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """``rank 3``; ``ranks 0, 1 and 5``; of many only their number."""
+    *most, last = map(str, sorted(ranks))
+    if len(ranks) > 8:
+        return f"{len(ranks)} ranks"
+    return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
 
 
 def _fit(value: float, units: tuple[tuple[str, float], ...], base: str) -> str:

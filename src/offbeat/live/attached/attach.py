@@ -15,18 +15,23 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.rendezvous import rendezvous
 
 from offbeat.basics.checks import whole
+from offbeat.basics.units import format_ranks
 from offbeat.live.attached import refusals as checks
 from offbeat.live.attached.arguments import Arguments
 from offbeat.live.attached.optimizer import Attached
 from offbeat.live.attached.recorder import NoRecorder, Recorder
 from offbeat.live.attached.stats import Log
 from offbeat.live.attached.training import Training
-from offbeat.live.transport import ending
+from offbeat.live.transport import ending, processes
 from offbeat.live.transport.board import Board
+from offbeat.live.transport.errors import ConfigMismatch, OffbeatError, PeerFailed
+from offbeat.live.transport.meeting import meet
 from offbeat.method.strategy import Strategy
 from offbeat.strategies.self_clocked import self_clocked
 
 _number = itertools.count()
+
+TIMEOUT = timedelta(seconds=1800)  # of the script's own collectives in a group that we make
 
 
 class _World:
@@ -38,16 +43,16 @@ class _World:
     store: Store | None = None  # met once; a second meeting at the same port could find the first one's host
 
     @classmethod
-    def make(cls, timeout: timedelta) -> None:
+    def make(cls, patience_s: float) -> None:
         rank, size, backend = 0, 1, "gloo"
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-            if cls.store is None:
-                cls.store, _, _ = next(iter(rendezvous("env://", timeout=timeout)))
+            cls.store = cls.store or _store(rank, patience_s)
         store = cls.store or HashStore()
         store = PrefixStore(f"offbeat/world/{cls.generation}", store)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        meet(store, rank, size, str(size), patience_s, judge=_check_sizes, missing=_did_not_start)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
         cls.made, cls.generation = True, cls.generation + 1
 
     @classmethod
@@ -58,11 +63,49 @@ class _World:
             dist.destroy_process_group()
 
 
+def _store(rank: int, patience_s: float) -> Store:
+    """The job's store. A world of one is asked for, so that it waits for nobody: `meet` knows whom to name."""
+    timeout = timedelta(seconds=max(patience_s, 1.0))
+    try:
+        store: Store = next(iter(rendezvous("env://", rank, 1, timeout=timeout)))[0]
+    except dist.DistNetworkError as error:
+        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        if rank == 0:
+            raise OffbeatError(f"rank 0 cannot listen at {place} (MASTER_ADDR, MASTER_PORT): {error}") from error
+        raise PeerFailed(
+            f"nobody answers at {place} (MASTER_ADDR, MASTER_PORT), where rank 0 should be, for {patience_s:g} s; "
+            "has it been started, and can this host reach it?"
+        ) from error
+    return store
+
+
+def _did_not_start(absent: list[int], waited_s: float, ended: bool) -> PeerFailed:
+    return PeerFailed(
+        f"{format_ranks(absent)} did not come within {waited_s:g} s; start as many processes as WORLD_SIZE says, each "
+        "with a RANK of its own"
+    )
+
+
+def _check_sizes(posted: dict[int, str], size: int) -> None:
+    """Every rank has posted its WORLD_SIZE."""
+    for rank, theirs in sorted(posted.items()):
+        if int(theirs) != size:
+            own = next(rank for rank, one in posted.items() if int(one) == size)
+            raise ConfigMismatch(
+                f"rank {own} was started with WORLD_SIZE={size}, rank {rank} with WORLD_SIZE={theirs}; start all "
+                "processes of a job with the same one"
+            )
+
+
 def init(timeout_s: float = 1800.0) -> None:
-    """Start ``torch.distributed``, if nobody has: from torchrun's environment, or as a single worker without one."""
+    """Start ``torch.distributed``, if nobody has: from torchrun's environment, or as a single worker without one.
+
+    ``timeout_s``: how long it waits for the other ranks to come.
+    """
     ending.watch()
     if not dist.is_initialized():
-        _World.make(timedelta(seconds=timeout_s))
+        _World.make(timeout_s)
+    processes.make_known()
 
 
 def attach(
@@ -99,7 +142,7 @@ def attach(
     strategy = self_clocked() if strategy is None else strategy
     checks.check(optimizer, model, strategy)
     whole("attach: accumulate", accumulate, 1)
-    init()
+    init(patience_s)
     store = dist.distributed_c10d._get_default_store()
     board = Board(store, f"offbeat/{next(_number)}", dist.get_rank(), dist.get_world_size())
     recorder = NoRecorder() if record is None else record if isinstance(record, Recorder) else Recorder(record)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from offbeat.live.attached.flat import Flat
+from offbeat.live.attached.refusals import OnlyAttachedSteps
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.tensors.vector import Vec, no_grad
 
@@ -148,7 +149,8 @@ def only_reads_gradients(inner: torch.optim.Optimizer) -> bool:
 
     Nesterov's momentum is added to the gradients themselves, and a scale is taken out of them where they lie.
     """
-    hooks = [*inner._optimizer_step_pre_hooks, *_global_optimizer_pre_hooks]  # a user's, which may clip
+    every = [*inner._optimizer_step_pre_hooks.values(), *_global_optimizer_pre_hooks.values()]
+    hooks = [hook for hook in every if not isinstance(hook, OnlyAttachedSteps)]  # a user's, which may clip
     if type(inner) not in READERS or hooks or getattr(inner, "grad_scale", None) is not None:
         return False
     return not any(group.get("nesterov") or group.get("differentiable") for group in inner.param_groups)

@@ -1,8 +1,9 @@
-"""What cannot be attached is refused with a sentence, and what must be equal on all ranks is compared first."""
+"""What cannot be attached, or not be done while attached, is refused; what must be equal on all ranks is compared."""
 
 from __future__ import annotations
 
 import inspect
+import warnings
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from offbeat.basics.version import __version__
 from offbeat.live.attached.flat import Flat
 from offbeat.live.carriers import hosts
+from offbeat.live.transport.errors import OffbeatError
 from offbeat.method.strategy import Strategy
 
 
@@ -23,14 +25,85 @@ def check(optimizer: object, model: object, strategy: object) -> None:
         )
     if not isinstance(strategy, Strategy):
         raise TypeError(f"{strategy!r} is not a strategy; use one such as ob.local_sgd(period=8)")
-    if isinstance(model, DistributedDataParallel):
-        raise ValueError("the model is wrapped in DistributedDataParallel, which averages too; attach model.module")
+    _check_wrappers(model)
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ValueError(
             f"{type(optimizer).__name__} needs a closure: it evaluates the loss inside its step, where no exchange can "
             "happen; use an optimizer whose step() needs none, such as SGD or AdamW"
         )
+    if any(isinstance(hook, OnlyAttachedSteps) for hook in optimizer._optimizer_step_pre_hooks.values()):
+        raise ValueError(
+            f"this {type(optimizer).__name__} is attached already, and its run has not ended; call finish() on what "
+            "ob.attach returned for it, or build another optimizer"
+        )
+    _check_parameters(optimizer, model)
+
+
+def _check_wrappers(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        which = f"its part {name}" if name else "the model"
+        if isinstance(module, DistributedDataParallel):
+            raise ValueError(
+                f"{which} is wrapped in DistributedDataParallel, which averages gradients too; remove the line that "
+                "wraps it (model = DistributedDataParallel(model, …)), and build the optimizer from the model itself"
+            )
+        if kind == "FullyShardedDataParallel":  # by its name: importing it takes a while
+            raise ValueError(
+                f"{which} is wrapped in FullyShardedDataParallel, whose shards cannot be averaged; shard the model "
+                "with torch.distributed.fsdp.fully_shard instead"
+            )
+
+
+def _check_parameters(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    given = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    left_out = [name for name, p in learning.items() if id(p) not in given]
+    if learning and len(left_out) == len(learning):
+        raise ValueError(
+            f"the optimizer has none of the model's {len(learning)} parameters, so a step would leave the model as it "
+            "is; build it from the very model that is attached: torch.optim.SGD(model.parameters(), …)"
+        )
+    if left_out:
+        some = ", ".join(left_out[:3]) + (f" and {len(left_out) - 3} more" if len(left_out) > 3 else "")
+        warnings.warn(
+            f"the optimizer has {len(learning) - len(left_out)} of the model's {len(learning)} parameters that require "
+            f"gradients; {some} will not be trained, and travel all the same; give them to the optimizer, freeze them "
+            "with requires_grad_(False), or attach the part of the model that it trains",
+            stacklevel=4,
+        )
+
+
+class OnlyAttachedSteps:
+    """Refuses a step of the inner optimiser that the attached one has not asked for.
+
+    ``optimizer = ob.attach(inner, model)``, and then ``inner.step()``: this worker would train alone, and nobody would
+    notice. Schedulers and scalers that hold the inner one do not step it by themselves.
+    """
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self._asked = False
+        self._hook = inner.register_step_pre_hook(self)
+
+    def __call__(self, inner: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        if not self._asked:
+            raise OffbeatError(
+                f"step() was called on the {type(inner).__name__} that is attached, with which this worker would train "
+                "alone; call step() on what ob.attach returned: optimizer = ob.attach(optimizer, model)"
+            )
+
+    def step(self, inner: torch.optim.Optimizer) -> None:
+        """The step that the attached optimiser asks for."""
+        self._asked = True
+        try:
+            inner.step()
+        finally:
+            self._asked = False
+
+    def release(self) -> None:
+        """The run is over: the inner optimiser is the user's again."""
+        self._hook.remove()
 
 
 def check_sharded(strategy: Strategy) -> None:

@@ -5,6 +5,7 @@ Three things are kept apart: what the strategy remembers, what it has reported, 
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import io
 from dataclasses import dataclass
@@ -55,7 +56,8 @@ def restore(own: dict[str, Any], strategy: Strategy, me: Replica) -> Left:
         )
     if own["strategy"] != str(strategy):
         raise ValueError(
-            f"the state belongs to {own['strategy']}, but {strategy} is attached; attach the same strategy"
+            f"{_difference(own['strategy'], str(strategy))}; attach the same to go on exactly, or take the optimizer's "
+            'state alone: optimizer.load_state_dict({k: v for k, v in state.items() if k != "offbeat"})'
         )
     me.t = int(own["step"])
     vars(me.memory).clear()
@@ -64,6 +66,31 @@ def restore(own: dict[str, Any], strategy: Strategy, me: Replica) -> Left:
     me.reported = _reported(**own["reported"])
     rounds = own.get("rounds", 0)  # older states did not know their rounds
     return Left(own["exchanges"], rounds, _live(own["owed"], me), own["waiting"])
+
+
+def _difference(saved: str, attached: str) -> str:
+    """What differs between two methods, each as its call."""
+    theirs, ours = _call(saved), _call(attached)
+    if theirs is None or ours is None or theirs[0] != ours[0]:
+        name = saved.partition("(")[0]
+        return f"the state was saved with {name}, but {attached.partition('(')[0]} is attached"
+    keys = [key for key in {**theirs[1], **ours[1]} if theirs[1].get(key) != ours[1].get(key)]
+    then, now = (
+        ", ".join(f"{key}={settings[key]}" if key in settings else f"no {key}" for key in keys)
+        for settings in (theirs[1], ours[1])
+    )
+    return f"the state was saved with {then}, but {ours[0]} is attached with {now}"
+
+
+def _call(text: str) -> tuple[str, dict[str, str]] | None:
+    """A method's name and settings, as they are written; None where they are written otherwise."""
+    try:
+        call = ast.parse(text, mode="eval").body
+    except SyntaxError:
+        return None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        return None
+    return call.func.id, {str(one.arg): ast.unparse(one.value) for one in call.keywords}
 
 
 def of_shard(plain: dict[str, Any], shard: int) -> dict[str, Any]:

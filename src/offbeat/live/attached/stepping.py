@@ -35,7 +35,7 @@ class Stepping:
         self.stream = Stream(flat, endpoints, recorder.part)
         self.gradients = Gradients(flat, driver, transport, accumulate, self.begin)
         self._everyone = board.members
-        self.has_begun = self.is_over = False
+        self.has_begun = self.has_stepped = self.is_over = False
 
     def begin(self) -> None:
         """The first gradient of a step is about to appear, or ``step()`` to be taken without one."""
@@ -61,6 +61,7 @@ class Stepping:
             asks = self._driver.asks
             self._driver.answer(self._done(asks) if isinstance(asks, Batch) else self.gradients.gradient())
         self.reset()
+        self.has_stepped = True
         self._recorder.stepped()
 
     def without_data(self) -> None:

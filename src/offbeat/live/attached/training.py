@@ -53,7 +53,7 @@ class Training:
         self._flat = flat = Flat(model, inner, given.mesh)
         if flat.island is not None:
             refusals.check_sharded(strategy)
-        board.agree(refusals.facts(flat, strategy, **given.must_be_equal))
+        board.agree(refusals.facts(flat, strategy, **given.must_be_equal), given.patience_s)
         self._island: Island | None = None
         try:
             if flat.island is not None:
@@ -109,19 +109,20 @@ class Training:
         self._everyone = board.members
         self.is_over = False
         self._handled = id(sys.exc_info()[1])  # the script may have been started from an except clause
-        elsewhere.attached(board.name, self.stats.ledger)
+        self._inner_steps = refusals.OnlyAttachedSteps(inner)
+        elsewhere.attached(board.name, self.stats.ledger, flat.tensors)
         atexit.register(self._at_exit)
 
     def _update(self, g: Vec) -> None:
         """The inner optimiser's step."""
         gradients = self.stepping.gradients
         if self._max_norm is None and only_reads_gradients(self._inner):
-            gradients.shown(g, self._inner.step)
+            gradients.shown(g, lambda: self._inner_steps.step(self._inner))
             return
         gradients.put(g)
         if self._max_norm is not None:
             nn.utils.clip_grad_norm_(self._flat.tensors, self._max_norm)  # of a sharded model, over all shards
-        self._inner.step()
+        self._inner_steps.step(self._inner)
 
     def _over_all_shards(self, numbers: Vec) -> Vec:
         """Sums over this rank's shard become sums over the model."""
@@ -207,6 +208,7 @@ class Training:
         with torch.no_grad():
             self._flat.adopt()
             self._driver.start()
+            never_stepped = self.stepping.has_begun and not self.stepping.has_stepped
             if self.stepping.has_begun:
                 self._recorder.cannot("it ended between backward() and step()")
                 self.stepping.give_up()
@@ -227,7 +229,14 @@ class Training:
             self._island.close()
         self._board.close()
         self._closed()
-        if unused:  # last: where warnings are errors, the others are not kept waiting
+        # Last: where warnings are errors, the others are not kept waiting.
+        if never_stepped:
+            warnings.warn(
+                "backward() ran in this run, but step() was never called on the attached optimizer, so nothing was "
+                "trained together; call step() on what ob.attach returned: optimizer = ob.attach(optimizer, model)",
+                stacklevel=4,
+            )
+        if unused:
             warnings.warn(
                 f"{unused} samples of this worker were never used; loop over optimizer.batches(loader), which hands "
                 "them out at the end, with a step() for each batch",
@@ -255,6 +264,7 @@ class Training:
 
     def _release(self) -> None:
         self.is_over = True
+        self._inner_steps.release()
         elsewhere.released(self._board.name)
         atexit.unregister(self._at_exit)
         self.stepping.release()

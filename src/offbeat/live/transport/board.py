@@ -12,7 +12,6 @@ once from then on, since it then knows that somebody is done. When all are done,
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import secrets
 import time
@@ -21,13 +20,13 @@ from contextlib import AbstractContextManager, suppress
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from offbeat.live.transport import elsewhere
+from offbeat.basics.units import format_ranks
+from offbeat.live.transport import elsewhere, meeting
 from offbeat.live.transport.errors import ConfigMismatch, PeerFailed
 from offbeat.live.transport.hub import Entrance, Hub, connect, own_address
 from offbeat.live.transport.lifeline import Failure, Lifeline, Roll
-from offbeat.live.transport.processes import this_process
+from offbeat.live.transport.processes import rank_has_ended, this_process
 
-START_S = 300.0  # how long a worker waits for the others to attach
 POLL_S = 0.02  # how often a waiting worker looks up by itself: signals are heard then
 NEWS_S = 2.0  # how long a worker that lost a connection waits to hear whose it was
 LEAVE_S = 5.0
@@ -51,23 +50,23 @@ class Board:
 
     # The beginning.
 
-    def agree(self, facts: dict[str, str]) -> None:
+    def agree(self, facts: dict[str, str], patience_s: float) -> None:
         """Every worker posts what it is; one that differs from rank 0 is refused on all of them."""
         if self.size == 1:
             return
-        text = json.dumps(facts)
         try:
-            self._store.set(f"hello/{self.rank}", text)
+            meeting.meet(
+                self._store,
+                self.rank,
+                self.size,
+                json.dumps(facts),
+                patience_s,
+                judge=_refuse,
+                missing=self._did_not_attach,
+                ended=lambda rank: rank_has_ended(self.members[rank]),
+            )
             self._link = self._connect()
-            digest = hashlib.sha256(text.encode()).hexdigest()
             self._post(f"process/{self.rank}", json.dumps(this_process()))
-            self._post(f"hello/{self.rank}", digest)
-            self._until(lambda: self._all("hello"), START_S)
-            absent = [r for r in range(self.size) if f"hello/{r}" not in self._facts]
-            if absent:
-                raise PeerFailed(f"ranks {absent} did not attach within {START_S:.0f} s; do all ranks call it?")
-            if any(self._facts[f"hello/{r}"] != digest for r in range(self.size)):
-                self._refuse()
         except RuntimeError as error:
             self.abandon()
             if isinstance(error, PeerFailed | ConfigMismatch):
@@ -77,6 +76,15 @@ class Board:
             self.abandon()
             raise
 
+    def _did_not_attach(self, absent: list[int], waited_s: float, ended: bool) -> PeerFailed:
+        ranks = format_ranks([self.members[rank] for rank in absent])
+        if ended:
+            return PeerFailed(f"the process of {ranks} ended before it called ob.attach; look there first")
+        return PeerFailed(
+            f"{ranks} did not attach within {waited_s:g} s; every rank must call ob.attach, and patience_s is how long "
+            "it waits for the others"
+        )
+
     def _connect(self) -> Lifeline:
         """Rank 0 starts the hub and tells the others where it is."""
         if self.rank == 0:
@@ -84,12 +92,6 @@ class Board:
             doors = Entrance(own_address(), token)
             self._hub = Hub(Roll(), self.size, doors)
             self._store.set("lifeline", doors.told)
-        start, pause_s = time.monotonic(), 0.001
-        while not self._store.check(["lifeline"]):
-            if time.monotonic() - start > START_S:
-                raise PeerFailed(f"rank 0 did not attach within {START_S:.0f} s; do all ranks call it?")
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 0.05)
         told = self._store.get("lifeline").decode()
         try:
             connection = connect(told, self.rank)
@@ -100,15 +102,6 @@ class Board:
         line = Lifeline(connection, self.rank, elsewhere.in_words, self.members.__getitem__)
         line.know_processes(self._processes)
         return line
-
-    def _refuse(self) -> None:
-        """Say what differs from rank 0; nobody leaves before all have read it, as the store may leave with rank 0."""
-        posted = [json.loads(self._store.get(f"hello/{r}")) for r in range(self.size)]
-        self.all_have_read()
-        for rank, theirs in enumerate(posted):
-            for fact, value in posted[0].items():
-                if theirs.get(fact) != value:
-                    raise ConfigMismatch(_difference(fact, value, rank, str(theirs.get(fact))))
 
     def all_have_read(self) -> None:
         """Before a refusal of all ranks: waits a moment for the others to have read what it is about."""
@@ -304,6 +297,17 @@ _SILENT = "does not answer: its process is stopped, or something holds its inter
 def _failed(failure: Failure, during: str) -> PeerFailed:
     words, vanished = failure
     return PeerFailed(f"lost a peer during {during}; {words}" if during and vanished else words)
+
+
+def _refuse(posted: dict[int, str], size: int) -> None:
+    """Say what differs from rank 0, when all have posted what they are."""
+    if len(posted) < size or len(set(posted.values())) == 1:
+        return
+    facts = [json.loads(posted[rank]) for rank in range(size)]
+    for rank, theirs in enumerate(facts):
+        for fact, value in facts[0].items():
+            if theirs.get(fact) != value:
+                raise ConfigMismatch(_difference(fact, value, rank, str(theirs.get(fact))))
 
 
 def _difference(fact: str, here: str, rank: int, there: str) -> str:

@@ -20,7 +20,8 @@ import functools
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.nn.parallel import DistributedDataParallel
 
 from offbeat.basics.units import format_seconds
+from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.transport.ledger import THEIRS, Ledger, kind_of
 from offbeat.rounds.held import Elsewhere
 
@@ -65,6 +67,8 @@ class _Here:
         self.wanted: dict[str, int] = {}  # a channel → how many are waited for; the worker's thread alone writes it
         self.watchers: dict[str, Callable[[], None]] = {}
         self.ledgers: dict[str, Ledger] = {}  # an optimiser → where the time in such calls went
+        self.parameters: dict[str, set[int]] = {}  # an optimiser → its model's parameters, by their ids
+        self.not_ours: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()  # models found to have none of them
         self.undo: list[Callable[[], None]] = []
 
     def changed(self) -> None:
@@ -120,8 +124,13 @@ def watch(name: str, tell: Callable[[], None] | None) -> None:
 # What is noted.
 
 
-def attached(name: str, ledger: Ledger) -> None:
-    """An optimiser is attached by this thread; all ranks begin to count now. ``ledger``: notes time from now on."""
+def attached(name: str, ledger: Ledger, parameters: Iterable[torch.Tensor]) -> None:
+    """An optimiser of these parameters is attached by this thread; all ranks begin to count now.
+
+    ``ledger``: notes time from now on.
+    """
+    _here.parameters[name] = {id(parameter) for parameter in parameters}
+    _here.not_ours.clear()
     _here.thread = threading.get_ident()
     if not _here.users:
         _wrap()
@@ -134,6 +143,7 @@ def released(name: str) -> None:
     _here.users.discard(name)
     watch(name, None)
     _here.ledgers.pop(name, None)
+    _here.parameters.pop(name, None)
     for known in (_here.seen, _here.wanted):
         for channel in [one for one in known if f"{one}/".startswith(f"{name}/")]:
             del known[channel]
@@ -262,6 +272,7 @@ def _noticed_forward(forward: Any) -> Any:
         here = _here
         if threading.get_ident() != here.thread:
             return forward(module, *args, **kwargs)
+        _refuse_ours(module)
         count(f"{_group_key(module.process_group)}/ddp", _ranks(module.process_group))
         here.in_ddp = True
         here.changed()
@@ -272,6 +283,19 @@ def _noticed_forward(forward: Any) -> Any:
             here.changed()
 
     return call
+
+
+def _refuse_ours(module: DistributedDataParallel) -> None:
+    """An attached model that is called through DDP would be averaged by both."""
+    if module in _here.not_ours or not (torch.is_grad_enabled() and module.require_backward_grad_sync):
+        return
+    held = set[int]().union(*_here.parameters.values())
+    if any(id(parameter) in held for parameter in module.module.parameters()):
+        raise OffbeatError(
+            "the attached model is called through DistributedDataParallel, which averages its gradients too; call the "
+            "model itself, and remove the line that wraps it: model = DistributedDataParallel(model, …)"
+        )
+    _here.not_ours.add(module)
 
 
 def _group_key(group: Any) -> str:

@@ -38,7 +38,7 @@ class Island:
         self.waiter = Waiter(self.inside, patience_s)
         self._group: Group | None = None
         try:
-            self._meet()
+            self._meet(patience_s)
         except BaseException as error:
             for board in (self.between, self.inside):
                 board.fail(f"{type(error).__name__}: {error}")
@@ -50,9 +50,9 @@ class Island:
     def leads(self) -> bool:
         return self.shard == 0
 
-    def _meet(self) -> None:
-        self.between.agree({})
-        self.inside.agree({})
+    def _meet(self, patience_s: float) -> None:
+        self.between.agree({}, patience_s)
+        self.inside.agree({}, patience_s)
         if self.size > 1:
             self._group = Group("inside", tuple(range(self.size)), self.inside, self.waiter)
 

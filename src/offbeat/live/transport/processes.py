@@ -1,9 +1,12 @@
-"""Whether a process of this machine is still there."""
+"""Whether a process of this machine is still there, and which process a rank is."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+
+import torch.distributed as dist
 
 
 def this_process() -> list[str]:
@@ -14,6 +17,18 @@ def this_process() -> list[str]:
         return [f"{boot} {space}", pid, _state_and_start(pid)[1]]
     except OSError:
         return []
+
+
+def make_known() -> None:
+    """Post this rank's process in the job's store: whoever waits for it can then see that it has ended."""
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"offbeat/process/{dist.get_rank()}", json.dumps(this_process()))
+
+
+def rank_has_ended(rank: int) -> bool:
+    """Whether that rank's process is known to have ended; False if it has not made itself known."""
+    store, key = dist.distributed_c10d._get_default_store(), f"offbeat/process/{rank}"
+    return bool(store.check([key])) and has_ended(json.loads(store.get(key)), this_process())
 
 
 def has_ended(process: list[str], here: list[str]) -> bool:
