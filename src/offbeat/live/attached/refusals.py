@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import warnings
+from types import FrameType
 
 import torch
 from torch import nn
@@ -79,7 +81,8 @@ class OnlyAttachedSteps:
     """Refuses a step of the inner optimiser that the attached one has not asked for.
 
     ``optimizer = ob.attach(inner, model)``, and then ``inner.step()``: this worker would train alone, and nobody would
-    notice. Schedulers and scalers that hold the inner one do not step it by themselves.
+    notice. Schedulers and scalers that hold the inner one do not step it by themselves; ``get_state_dict`` of
+    ``torch.distributed.checkpoint`` does, with a learning rate of 0, to make its state.
     """
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
@@ -87,7 +90,7 @@ class OnlyAttachedSteps:
         self._hook = inner.register_step_pre_hook(self)
 
     def __call__(self, inner: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        if not self._asked:
+        if not self._asked and not _caller().startswith("torch.distributed.checkpoint"):
             raise OffbeatError(
                 f"step() was called on the {type(inner).__name__} that is attached, with which this worker would train "
                 "alone; call step() on what ob.attach returned: optimizer = ob.attach(optimizer, model)"
@@ -104,6 +107,14 @@ class OnlyAttachedSteps:
     def release(self) -> None:
         """The run is over: the inner optimiser is the user's again."""
         self._hook.remove()
+
+
+def _caller() -> str:
+    """The module that has called ``step()``: the first one that is not the optimiser's own."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(("torch.optim", "torch.utils")):
+        frame = frame.f_back
+    return "" if frame is None else str(frame.f_globals.get("__name__", ""))
 
 
 def check_sharded(strategy: Strategy) -> None:
