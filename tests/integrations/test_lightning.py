@@ -258,6 +258,14 @@ def test_both_names_of_lightning_are_served(told: Told) -> None:
     assert torch.equal(ours, told(beside_ddp)[0][0][1])
 
 
+def test_a_method_is_named_by_itself_in_words_or_not_at_all() -> None:
+    assert str(OffbeatStrategy(package="lightning").method) == str(ob.self_clocked())
+    assert str(OffbeatStrategy("local_sgd:period=2", package="lightning").method) == str(ob.local_sgd(2))
+    assert str(OffbeatStrategy(method=ob.local_sgd(3), package="lightning").method) == str(ob.local_sgd(3))
+    with pytest.raises(TypeError, match=r"ob.wagma is the function that makes the method; call it: ob.wagma\(\)"):
+        OffbeatStrategy(ob.wagma, package="lightning")  # type: ignore[arg-type]
+
+
 def several_optimizers(rank: int) -> None:
     model = module(rank)
     parameters = list(model.parameters())
