@@ -66,11 +66,11 @@ PAGES = (
         ),
     ),
     Page(
-        "strategies",
-        "Strategies",
-        "A strategy is a method with its settings. Each is a function of `ob`; what it does, when it helps and where "
-        "it comes from is on the method's own page.",
-        ("Method", "strategy", "METHODS", "strategies.Card", *ob.METHODS),
+        "methods",
+        "Methods",
+        "Each method is a function of `ob`, whose arguments are its settings; what it does, when it helps and where it "
+        "comes from is on the method's own page. `attach`, `simulate` and `replay` also take one in words.",
+        ("Method", "named", "METHODS", "strategies.Card", *ob.METHODS, "Strategy", "strategy", "STRATEGIES"),
     ),
     Page("tasks", "Tasks", "", ("tasks", "Task")),
     Page("delays", "Delays", "", ("delays",)),
@@ -85,7 +85,12 @@ PAGES = (
     ),
 )
 # What has no docstring of its own.
-SAID = {"METHODS": "All methods: a dict from a name to its [`Card`][offbeat.strategies.Card]."}
+SAID = {
+    "METHODS": "All methods: a dict from a name to its [`Card`][offbeat.strategies.Card].",
+    "Strategy": "An earlier name of `ob.Method`.",
+    "strategy": "An earlier name of `ob.named`.",
+    "STRATEGIES": "An earlier name of `ob.METHODS`.",
+}
 # Users are handed it; how it is made is no concern of theirs.
 NOT_MADE = {"Attached"}
 

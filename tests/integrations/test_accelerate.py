@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -216,11 +217,9 @@ def test_arguments_in_the_wrong_order_and_optimizers_of_others_get_a_sentence() 
     optimizer: Any = torch.optim.SGD(model.parameters())
     wrong = attempt(lambda: prepare(object(), model, optimizer, ob.allreduce()))
     assert "allreduce() came among what is to be prepared; say method=allreduce()" in wrong
-    for swapped in (
-        lambda: prepare(object(), optimizer, model),
-        lambda: prepare(object(), ob.eager(), optimizer, model),
-    ):
-        assert "but after the accelerator came (SGD, Sequential)" in attempt(swapped)
+    for before in ((), (ob.eager(),)):
+        wrong = attempt(partial(prepare, object(), *before, optimizer, model))
+        assert "but after the accelerator came (SGD, Sequential)" in wrong
     wrong = attempt(lambda: prepare(object(), model, optimizer, method="eagre"))
     assert "no method is called 'eagre'; did you mean 'eager'?" in wrong
     assert "SGD was not made by offbeat.integrations.accelerate.prepare" in attempt(lambda: attached(optimizer))

@@ -298,7 +298,7 @@ def test_a_method_is_named_by_itself_in_words_or_not_at_all() -> None:
         assert str(Mixed().method) == str(ob.self_clocked())
         assert str(Mixed(method="local_sgd:period=2").method) == str(ob.local_sgd(2))
         assert str(Mixed(method=ob.local_sgd(3)).method) == str(ob.local_sgd(3))
-        with pytest.raises(ValueError, match="no method is called 'eagre'; did you mean 'eager'?"):
+        with pytest.raises(ValueError, match=r"no method is called 'eagre'; did you mean 'eager'\?"):
             Mixed(method="eagre")
 
 
