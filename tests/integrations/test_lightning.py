@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from typing import Any
 
 import pytest
@@ -258,12 +259,18 @@ def test_both_names_of_lightning_are_served(told: Told) -> None:
     assert torch.equal(ours, told(beside_ddp)[0][0][1])
 
 
-def test_a_method_is_named_by_itself_in_words_or_not_at_all() -> None:
-    assert str(OffbeatStrategy(package="lightning").method) == str(ob.self_clocked())
-    assert str(OffbeatStrategy("local_sgd:period=2", package="lightning").method) == str(ob.local_sgd(2))
-    assert str(OffbeatStrategy(method=ob.local_sgd(3), package="lightning").method) == str(ob.local_sgd(3))
-    with pytest.raises(TypeError, match=r"ob.wagma is the function that makes the method; call it: ob.wagma\(\)"):
-        OffbeatStrategy(ob.wagma, package="lightning")  # type: ignore[arg-type]
+@scenario(SIZE)
+def named(rank: int) -> list[str]:
+    strategy: Any = partial(OffbeatStrategy, package="lightning")
+    with quiet():
+        made = [strategy(), strategy("local_sgd:period=2"), strategy(method=ob.local_sgd(3))]
+        return [*(str(one.method) for one in made), attempt(lambda: strategy(ob.wagma))]
+
+
+def test_a_method_is_named_by_itself_in_words_or_not_at_all(told: Told) -> None:
+    for *methods, said in told(named):
+        assert methods == [str(ob.self_clocked()), str(ob.local_sgd(2)), str(ob.local_sgd(3))]
+        assert "ob.wagma is the function that makes the method; call it: ob.wagma()" in said
 
 
 def several_optimizers(rank: int) -> None:
