@@ -34,12 +34,12 @@ def simulator(report: Report) -> None:
         report.row(f"time only, {workers} × {steps}, allreduce", figure, f"under {limit:.0f} s" if limit else "", met)
     for name in ("local_sgd", "dasgd", "eager", "wagma", "dpsgd"):
         start = time.process_time()
-        ob.simulate(ob.strategy(name), None, workers=1024, steps=100, delays=ob.delays.random(ranks=2, seconds=0.32))
+        ob.simulate(ob.named(name), None, workers=1024, steps=100, delays=ob.delays.random(ranks=2, seconds=0.32))
         took = time.process_time() - start
         report.row(f"time only, 1024 × 100, {name}", f"{took / 1024 / 100 * 1e6:.1f} µs a worker-step")
     for name in ("allreduce", "local_sgd", "eager", "wagma"):
         start = time.process_time()
-        ob.simulate(ob.strategy(name), ob.tasks.digits(), workers=64, steps=200)
+        ob.simulate(ob.named(name), ob.tasks.digits(), workers=64, steps=200)
         took = time.process_time() - start
         report.row(f"gradients, digits, 64 × 200, {name}", f"{took:.1f} s", "under 30 s", took < 30)
 
@@ -186,7 +186,7 @@ def _memory_job(rank: int, name: str) -> float:
 
     plain = train(6)
     if name != "none":
-        optimizer = ob.attach(optimizer, model, ob.strategy(name, **({"period": 2} if "sgd" in name else {})))
+        optimizer = ob.attach(optimizer, model, ob.named(name, **({"period": 2} if "sgd" in name else {})))
     with_it = train(12)
     if isinstance(optimizer, ob.Attached):
         optimizer.finish()

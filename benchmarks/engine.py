@@ -112,7 +112,7 @@ def _loop(rank: int, size: str, case: str, steps: int, name: str, settings: Sett
     if name == "ddp":
         model = DistributedDataParallel(model)
     elif name != "alone":
-        optimizer = ob.attach(optimizer, model, ob.strategy(name, **settings))
+        optimizer = ob.attach(optimizer, model, ob.named(name, **settings))
     draw = torch.Generator().manual_seed(rank)
     tokens = torch.randint(0, shape["words"], (ROWS[size], shape["length"] + 1), generator=draw).to(device)
     stalls = ob.delays.bind(ob.delays.stalls(0.1, 0.3), seed=5, workers=8, what="stalls")
@@ -272,7 +272,7 @@ def _memory_job(rank: int, n: int, steps: int) -> list[float]:
         model.a, model.b = (nn.Parameter(torch.zeros(size, device=device)) for size in (n - n // 3, n // 3))
         optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         if name != "alone":
-            optimizer = ob.attach(optimizer, model, ob.strategy(name, **settings))
+            optimizer = ob.attach(optimizer, model, ob.named(name, **settings))
         most = 0.0
         for t in range(steps):
             time.sleep(0.02)  # a step that leaves the others their cores

@@ -23,7 +23,7 @@ from offbeat.basics.units import format_bytes
 WORKERS, STEPS = 8, 384
 SCENES = ((0.003, 8, 16), (0.01, 4, 32))  # learning rate, batch, period
 MOMENTS = (None, "1/1", "3/3", "6/3", "3/6")
-IN_ROUNDS: dict[str, Callable[..., ob.Strategy]] = {
+IN_ROUNDS: dict[str, Callable[..., ob.Method]] = {
     "self_clocked": ob.self_clocked,
     "wagma": ob.wagma,
     "correct": partial(ob.wagma, merge="correct"),
@@ -38,7 +38,7 @@ def task(lr: float, batch: int) -> ob.Task:
     return dataclasses.replace(ob.tasks.digits(batch=batch), optimizer=lambda p: torch.optim.AdamW(p, lr=lr))
 
 
-def row(name: str, strategy: ob.Strategy, lr: float, batch: int, seeds: int, steps: int = STEPS, **how: Any) -> None:
+def row(name: str, strategy: ob.Method, lr: float, batch: int, seeds: int, steps: int = STEPS, **how: Any) -> None:
     runs = [ob.simulate(strategy, task(lr, batch), WORKERS, steps, seed=seed, **how) for seed in range(seeds)]
     losses = " ".join(f"{run.metrics['loss']:10.4g}" for run in runs)
     shares = " ".join(f"{run.metrics['accuracy']:6.1%}" for run in runs)

@@ -25,7 +25,7 @@ import offbeat as ob
 WORKERS, ROWS, TARGET_LOSS = 4, 64, 1.0
 SAMPLE_S = 0.128 / ROWS
 STEPS = 30  # of the methods that wait
-METHODS: dict[str, ob.Strategy | None] = {
+METHODS: dict[str, ob.Method | None] = {
     "DDP": None,
     "dpsgd": ob.dpsgd(order="atc"),  # at this learning rate the default order needs half as many steps again
     "matcha": ob.matcha(),

@@ -94,7 +94,7 @@ def _loop(rank: int, case: str, steps: int, n: int, name: str, settings: dict[st
     if name == "ddp":
         model = DistributedDataParallel(model)
     elif name != "alone":
-        optimizer = ob.attach(optimizer, model, ob.strategy(name, **settings))
+        optimizer = ob.attach(optimizer, model, ob.named(name, **settings))
     for _ in range(WARM_UP):
         model(x).backward()
         optimizer.step()
@@ -208,7 +208,7 @@ def _straggler_job(rank: int, steps: int) -> list[dict[str, float]]:
             model = Weights(10_000)
             x = torch.full((10_000,), 1e-3)
             optimizer = ob.attach(
-                torch.optim.SGD(model.parameters(), lr=1e-3), model, ob.strategy(name, **settings), seed=1
+                torch.optim.SGD(model.parameters(), lr=1e-3), model, ob.named(name, **settings), seed=1
             )
             late, took = rank == 1 and lateness_s > 0, []
             # About as long as the others take for all of their steps.
@@ -256,7 +256,7 @@ def _loss_job(rank: int, steps: int, runs: list[tuple[str, dict[str, object]]]) 
         if name == "ddp":
             model = DistributedDataParallel(model)
         else:
-            optimizer = ob.attach(optimizer, model, ob.strategy(name, **settings))
+            optimizer = ob.attach(optimizer, model, ob.named(name, **settings))
         for step in range(steps):
             time.sleep(0.002 + _stall_s("stalls", step, rank) / 5)
             x, y = task.take(rank, step)

@@ -64,7 +64,7 @@ def data() -> TensorDataset:
     return TensorDataset(x, x[:, :2])
 
 
-def lightning(model: Paced, method: ob.Strategy | None) -> None:
+def lightning(model: Paced, method: ob.Method | None) -> None:
     import lightning as L
     from lightning.pytorch.strategies import DDPStrategy
 
@@ -89,7 +89,7 @@ def lightning(model: Paced, method: ob.Strategy | None) -> None:
     trainer.fit(Module(), DataLoader(data(), batch_size=BATCH))
 
 
-def transformers(model: Paced, method: ob.Strategy | None) -> None:
+def transformers(model: Paced, method: ob.Method | None) -> None:
     from transformers import Trainer, TrainingArguments
 
     from offbeat.integrations.transformers import OffbeatTrainerMixin
@@ -112,7 +112,7 @@ def transformers(model: Paced, method: ob.Strategy | None) -> None:
     (Trainer(model, given, **kwargs) if method is None else Mine(model, given, method=method, **kwargs)).train()
 
 
-def accelerate(model: Paced, method: ob.Strategy | None) -> None:
+def accelerate(model: Paced, method: ob.Method | None) -> None:
     from accelerate import Accelerator
 
     from offbeat.integrations.accelerate import prepare
@@ -133,7 +133,7 @@ def accelerate(model: Paced, method: ob.Strategy | None) -> None:
         inner.optimizer.finish()
 
 
-def ray(model: Paced, method: ob.Strategy | None) -> None:
+def ray(model: Paced, method: ob.Method | None) -> None:
     from ray.train.torch import prepare_data_loader, prepare_model
 
     from offbeat.integrations.ray import prepare

@@ -56,7 +56,7 @@ def loss(model: nn.Module, text: Tensor) -> Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--method", default="eager", help="any of `offbeat list`")
+    parser.add_argument("--method", help="any of `offbeat list`, with settings or without; none: Offbeat's default")
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--late", type=float, default=0.05, help="seconds by which the last rank is late, every step")
     given = parser.parse_args()
@@ -74,7 +74,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = GPT(len(alphabet))
     inner = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    with ob.attach(inner, model, ob.strategy(given.method), max_norm=1.0, steps=given.steps) as optimizer:
+    with ob.attach(inner, model, given.method, max_norm=1.0, steps=given.steps) as optimizer:
         own = torch.Generator().manual_seed(optimizer.rank)  # every worker has data of its own
         start = time.monotonic()
         for _ in range(given.steps):
@@ -90,7 +90,7 @@ def main() -> None:
             text = held_out[None, :8]
             for _ in range(60):
                 text = torch.cat([text, model(text[:, -CONTEXT:])[:, -1:].argmax(-1)], dim=1)
-        print(f"{given.method}: held-out loss {final:.3f} after {took_s:.1f} s on rank 0 of {optimizer.size}")
+        print(f"{optimizer.method.name}: held-out loss {final:.3f} after {took_s:.1f} s on rank 0 of {optimizer.size}")
         print(optimizer.summary())
         print(repr("".join(alphabet[number] for number in text[0].tolist())))
 

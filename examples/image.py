@@ -35,7 +35,7 @@ def network() -> nn.Module:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--method", default="wagma", help="any of `offbeat list`")
+    parser.add_argument("--method", help="any of `offbeat list`, with settings or without; none: Offbeat's default")
     parser.add_argument("--steps", type=int, default=200)
     given = parser.parse_args()
     ob.init()
@@ -45,7 +45,7 @@ def main() -> None:
     model = network()
     inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(inner, given.steps)
-    with ob.attach(inner, model, ob.strategy(given.method), steps=given.steps) as optimizer:
+    with ob.attach(inner, model, given.method, steps=given.steps) as optimizer:
         uneven = random.Random(optimizer.rank)
         for step in range(given.steps):
             time.sleep(0.03 if uneven.random() < 0.2 else 0.0)  # now a worker is late, now another
@@ -58,7 +58,8 @@ def main() -> None:
     if optimizer.rank == 0:
         assert digits.evaluate is not None
         found = digits.evaluate(model.eval())
-        print(f"{given.method}: accuracy {found['accuracy']:.1%}, loss {found['loss']:.3f}, {optimizer.size} workers")
+        quality = f"accuracy {found['accuracy']:.1%}, loss {found['loss']:.3f}"
+        print(f"{optimizer.method.name}: {quality}, {optimizer.size} workers")
         print(optimizer.summary())
 
 

@@ -1,7 +1,7 @@
 """PPO on MiniGrid: episodes end when they end, so that now one worker is late and now another.
 
 pip install 'offbeat[examples]'
-torchrun --standalone --nproc-per-node 2 examples/ppo.py [--method self_clocked] [--turns 40] [--world MiniGrid-…]
+torchrun --standalone --nproc-per-node 2 examples/ppo.py [--method eager] [--turns 40] [--world MiniGrid-…]
 
 Each turn, every worker plays whole episodes of its own and learns from them. Prints the mean return on the way and, of
 the average of the workers, on new episodes: 0 is an agent that never finds the goal, about 0.95 one that goes straight.
@@ -108,7 +108,7 @@ def mean_return(episodes: list[list[Moment]]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--method", default="self_clocked", help="any of `offbeat list`")
+    parser.add_argument("--method", help="any of `offbeat list`, with settings or without; none: Offbeat's default")
     parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--world", default="MiniGrid-Empty-6x6-v0", help="any of MiniGrid's")
     given = parser.parse_args()
@@ -120,7 +120,7 @@ def main() -> None:
     assert isinstance(actions, gymnasium.spaces.Discrete)
     agent = Agent(int(actions.n))
     inner = torch.optim.Adam(agent.parameters(), lr=1e-3)
-    with ob.attach(inner, agent, ob.strategy(given.method), max_norm=0.5) as optimizer:
+    with ob.attach(inner, agent, given.method, max_norm=0.5) as optimizer:
         torch.manual_seed(1 + optimizer.rank)  # workers play different episodes
         for turn in range(given.turns):
             episodes = play(agent, worlds, seed=EPISODES * (turn * optimizer.size + optimizer.rank))
@@ -138,7 +138,7 @@ def main() -> None:
     if optimizer.rank == 0:
         torch.manual_seed(0)
         found = mean_return([episode for k in range(4) for episode in play(agent, worlds, seed=10**6 + EPISODES * k)])
-        print(f"{given.method}: mean return {found:.2f} on new episodes, {optimizer.size} workers")
+        print(f"{optimizer.method.name}: mean return {found:.2f} on new episodes, {optimizer.size} workers")
         print(optimizer.summary())
 
 

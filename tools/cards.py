@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from offbeat.method import Card, Codec
 from offbeat.method.card import first_sentence
-from offbeat.strategies import STRATEGIES
+from offbeat.strategies import METHODS
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -29,7 +29,7 @@ def table(link: str) -> str:
         "| method | what travels | when | to whom | who is waited for | when it helps | paper |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for name, card in STRATEGIES.items():
+    for name, card in METHODS.items():
         paper, axes = card.paper, card.paper.axes
         helps, source = first_sentence(card.helps), f"{_first_author(card)} {paper.year}"
         cells = [axes.what, axes.when, axes.whom, axes.wait, helps, source]
@@ -39,7 +39,7 @@ def table(link: str) -> str:
 
 def page(name: str) -> str:
     """The page of one method, as Markdown."""
-    card = STRATEGIES[name]
+    card = METHODS[name]
     paper, axes = card.paper, card.paper.axes
     settings = list(inspect.signature(card.make).parameters.values())
     call = f"ob.{name}({', '.join(f'{p.name}={_default(p)}' for p in settings)})"
@@ -95,7 +95,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     from mkdocs.structure.files import File
 
     overview = f"# The methods\n\nEach name leads to the method's card.\n\n{table('{}.md')}\n"
-    for path, text in {"index": overview, **{name: page(name) for name in STRATEGIES}}.items():
+    for path, text in {"index": overview, **{name: page(name) for name in METHODS}}.items():
         files.append(File.generated(config, f"methods/{path}.md", content=text))
     return files
 

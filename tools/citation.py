@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from offbeat.method.card import Card
-from offbeat.strategies import STRATEGIES
+from offbeat.strategies import METHODS
 
 FILE = Path(__file__).parent.parent / "CITATION.cff"
 FIVE = ("eager", "wagma", "dasgd", "adaptive", "nonblocking")
@@ -30,7 +30,7 @@ references:
 
 def citation() -> str:
     """The file as it should be."""
-    return HEAD + "".join(_reference(STRATEGIES[name]) for name in FIVE)
+    return HEAD + "".join(_reference(METHODS[name]) for name in FIVE)
 
 
 def _reference(card: Card) -> str:

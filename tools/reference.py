@@ -66,11 +66,11 @@ PAGES = (
         ),
     ),
     Page(
-        "strategies",
-        "Strategies",
-        "A strategy is a method with its settings. Each is a function of `ob`; what it does, when it helps and where "
-        "it comes from is on the method's own page.",
-        ("Strategy", "strategy", "STRATEGIES", "strategies.Card", *ob.STRATEGIES),
+        "methods",
+        "Methods",
+        "Each method is a function of `ob`, whose arguments are its settings; what it does, when it helps and where it "
+        "comes from is on the method's own page. `attach`, `simulate` and `replay` also take one in words.",
+        ("Method", "named", "METHODS", "strategies.Card", *ob.METHODS, "Strategy", "strategy", "STRATEGIES"),
     ),
     Page("tasks", "Tasks", "", ("tasks", "Task")),
     Page("delays", "Delays", "", ("delays",)),
@@ -85,7 +85,12 @@ PAGES = (
     ),
 )
 # What has no docstring of its own.
-SAID = {"STRATEGIES": "All methods: a dict from a name to its [`Card`][offbeat.strategies.Card]."}
+SAID = {
+    "METHODS": "All methods: a dict from a name to its [`Card`][offbeat.strategies.Card].",
+    "Strategy": "An earlier name of `ob.Method`.",
+    "strategy": "An earlier name of `ob.named`.",
+    "STRATEGIES": "An earlier name of `ob.METHODS`.",
+}
 # Users are handed it; how it is made is no concern of theirs.
 NOT_MADE = {"Attached"}
 
@@ -155,8 +160,8 @@ def _entries(of: Page) -> Iterator[str]:
             yield f"## ob.{name} {{#offbeat.{name}}}\n\n{SAID[name]}"
             continue
         yield _entry(_path(name, thing), f"ob.{name}" if name in ob.__all__ else name.rpartition(".")[2], name)
-        if name in ob.STRATEGIES:
-            yield f"More: [{ob.STRATEGIES[name].paper.full_name}](../methods/{name}.md)."
+        if name in ob.METHODS:
+            yield f"More: [{ob.METHODS[name].paper.full_name}](../methods/{name}.md)."
 
 
 def _module(name: str, module: ModuleType) -> Iterator[str]:

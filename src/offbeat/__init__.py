@@ -5,22 +5,24 @@ from __future__ import annotations
 from offbeat import delays, tasks, topology
 from offbeat.basics.version import __version__
 from offbeat.live import Attached, ConfigMismatch, OffbeatError, PeerFailed, Summary, attach, init
-from offbeat.method import Strategy
+from offbeat.method import Method, Strategy
 from offbeat.replaying import replay
 from offbeat.rounds import waiting
 from offbeat.runs.result import LiveRun, Run
 from offbeat.sim import Deadlock, Mismatch, Network, simulate
-from offbeat.strategies import STRATEGIES, strategy
+from offbeat.strategies import METHODS, STRATEGIES, named, strategy
 from offbeat.strategies.registry import *  # noqa: F403
 from offbeat.tasks.task import Task
 from offbeat.tensors import codec
 
 __all__ = [
+    "METHODS",
     "STRATEGIES",
     "Attached",
     "ConfigMismatch",
     "Deadlock",
     "LiveRun",
+    "Method",
     "Mismatch",
     "Network",
     "OffbeatError",
@@ -34,6 +36,7 @@ __all__ = [
     "codec",
     "delays",
     "init",
+    "named",
     "replay",
     "simulate",
     "strategy",
@@ -41,4 +44,4 @@ __all__ = [
     "topology",
     "waiting",
 ]
-__all__ += STRATEGIES  # the methods, each under its name
+__all__ += METHODS  # the methods, each under its name

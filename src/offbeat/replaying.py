@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.delays import Seconds
-from offbeat.method.strategy import Strategy
+from offbeat.method.strategy import Method
 from offbeat.rounds import waiting
 from offbeat.runs import order as orders
 from offbeat.runs.result import Run
 from offbeat.sim.network import Network
 from offbeat.sim.simulation import replay as follow
-from offbeat.strategies import STRATEGIES
+from offbeat.strategies import METHODS, as_method
 from offbeat.tasks.task import Task
 from offbeat.tensors import codec
 
@@ -21,20 +21,21 @@ from offbeat.tensors import codec
 def replay(
     record: str | Path,
     task: Task,
-    strategy: Strategy | None = None,
+    method: Method | str | None = None,
     *,
     compute_s: Seconds = 0.1,
     network: Network | None = None,
     spans: bool = False,
     rounds: bool = True,
+    strategy: Method | str | None = None,
 ) -> Run:
     """Run once more what ``offbeat train --save DIR`` or ``ob.attach(…, record=DIR)`` has recorded, in its own order.
 
     Everything that was a matter of time follows the record in this folder: who was in which round, who was late, what
     each worker took when. So it ends with the weights of that run: bit for bit where sums have one order, else to
-    rounding. ``task`` must be the one that was trained. ``strategy`` is needed only where the record cannot name all
+    rounding. ``task`` must be the one that was trained. ``method`` is needed only where the record cannot name all
     its settings, such as a codec of one's own. The clock is virtual: ``compute_s`` and ``network`` decide how long
-    things take, and nothing else.
+    things take, and nothing else. (``strategy`` is an earlier name of ``method``.)
     """
     if not isinstance(task, Task):
         raise TypeError(f"{task!r} is not a task; use the one that was trained")
@@ -42,9 +43,9 @@ def replay(
     about = order.about
     if about.cannot:
         raise ValueError(f"this run cannot be replayed: {about.cannot}")
-    made = strategy if strategy is not None else strategy_of(about)
-    if str(made) != about.strategy:
-        raise ValueError(f"the record is of {about.strategy}, not of {made}; replay it with that strategy")
+    made = method_of(about) if method is None and strategy is None else as_method(method, strategy)
+    if str(made) != about.method:
+        raise ValueError(f"the record is of {about.method}, not of {made}; replay it with that method")
     if orders.digest(p for p in task.build(about.seed).parameters() if p.requires_grad) != about.model:
         raise ValueError(
             f"the record is of another task: with seed {about.seed}, the model of {task.name!r} begins with other "
@@ -59,18 +60,16 @@ def apart(run: Run, record: str | Path) -> float:
     return max((abs(a - b) for a, b in zip(kept, ours, strict=True)), default=0.0)
 
 
-def strategy_of(about: orders.About) -> Strategy:
-    """The strategy of a record, made anew from its settings."""
+def method_of(about: orders.About) -> Method:
+    """The method of a record, made anew from its settings."""
     name, settings = about.written["name"], about.written["settings"]
-    if name not in STRATEGIES:
-        raise ValueError(
-            f"the record is of {name!r}, which is no method of this Offbeat; give ob.replay(…, strategy=…)"
-        )
+    if name not in METHODS:
+        raise ValueError(f"the record is of {name!r}, which is no method of this Offbeat; give ob.replay(…, method=…)")
     try:
-        return STRATEGIES[name].make(**{key: _setting(value) for key, value in settings.items()})
+        return METHODS[name].make(**{key: _setting(value) for key, value in settings.items()})
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f"the settings of {about.strategy} cannot be read back ({error}); give ob.replay(…, strategy=…)"
+            f"the settings of {about.method} cannot be read back ({error}); give ob.replay(…, method=…)"
         ) from None
 
 

@@ -75,7 +75,7 @@ def test_a_simulated_run_is_the_one_that_the_library_makes(tmp_path: Path, capsy
     )
     (seen,) = json.loads(file.read_text())["runs"]
     assert seen == {
-        "strategy": "local_sgd",
+        "method": "local_sgd",
         "settings": {**ob.local_sgd().settings, "period": 4, "codec": "int8"},
         "mode": "simulated",
         "task": "regression",
@@ -99,7 +99,7 @@ def test_a_simulated_run_is_the_one_that_the_library_makes(tmp_path: Path, capsy
     assert all(said.startswith(f"{name}: ") for said in progress)  # where a run takes longer than a moment
 
 
-def test_compare_measures_the_first_strategy_against_the_others_under_the_same_delays(
+def test_compare_measures_the_first_method_against_the_others_under_the_same_delays(
     tmp_path: Path, capsys: Captured
 ) -> None:
     file = tmp_path / "runs.json"
@@ -117,29 +117,29 @@ def test_compare_measures_the_first_strategy_against_the_others_under_the_same_d
     assert [other["settings"] for other in others] == [usual | {"period": 2}, usual | {"period": 4, "codec": "qsgd8"}]
 
 
-def test_a_simulated_run_without_a_strategy_takes_the_one_that_attach_takes(tmp_path: Path) -> None:
+def test_a_simulated_run_without_a_method_takes_the_one_that_attach_takes(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     assert run(f"simulate --set period=2 --codec bf16 --task none --workers 3 --steps 4 --json {file}") == 0
     (seen,) = json.loads(file.read_text())["runs"]
-    assert (seen["strategy"], seen["settings"]["period"], seen["settings"]["codec"]) == ("self_clocked", 2, "bf16")
+    assert (seen["method"], seen["settings"]["period"], seen["settings"]["codec"]) == ("self_clocked", 2, "bf16")
     model = torch.nn.Linear(1, 1)
     with ob.attach(torch.optim.SGD(model.parameters(), lr=0.1), model) as optimizer:
-        assert optimizer.strategy.name == seen["strategy"]
+        assert optimizer.method.name == seen["method"]
 
 
 @pytest.mark.parametrize("command", ["simulate", "train"])
-def test_help_names_the_strategy_of_those_who_name_none(command: str, capsys: Captured) -> None:
+def test_help_names_the_method_of_those_who_name_none(command: str, capsys: Captured) -> None:
     assert run(f"{command} --help") == 0
     assert "[default: self_clocked]" in " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
-def test_compare_has_strategies_of_its_own_choice(tmp_path: Path) -> None:
+def test_compare_without_names_begins_with_the_default_and_has_methods_that_avoid_waiting(tmp_path: Path) -> None:
     file = tmp_path / "runs.json"
     assert run(f"compare --task none --parameters 25.6M --workers 4 --steps 8 --json {file}") == 0
     runs = json.loads(file.read_text())["runs"]
-    assert [r["strategy"] for r in runs] == ["allreduce", "local_sgd", "adaptive", "dasgd"]
+    assert [r["method"] for r in runs] == ["self_clocked", "allreduce", "local_sgd", "eager", "wagma", "ad_psgd"]
     assert all(r["loss"] is None and r["accuracy"] is None for r in runs)
-    assert runs[0]["wire_bytes"] == 8 * 2 * 3 * 4 * 25_600_000  # a ring of 4 sends 2(P − 1)·n in all, each step
+    assert runs[1]["wire_bytes"] == 8 * 2 * 3 * 4 * 25_600_000  # a ring of 4 sends 2(P − 1)·n in all, each step
 
 
 def test_a_setting_without_end_is_written_as_a_word(tmp_path: Path) -> None:
@@ -232,10 +232,10 @@ def test_a_diverged_run_is_null_in_json_and_says_so(
 
 
 WRONG = {
-    "simulate lokal_sgd": "no strategy is called 'lokal_sgd'; did you mean 'local_sgd'?",
-    "compare allreduce nonsense": "no strategy is called 'nonsense'; there are self_clocked, allreduce, ",
-    "cite nonsense": "no strategy is called 'nonsense'; there are self_clocked, allreduce, ",
-    "list nonsense": "no strategy is called 'nonsense'; there are self_clocked, allreduce, ",
+    "simulate lokal_sgd": "no method is called 'lokal_sgd'; did you mean 'local_sgd'?",
+    "compare allreduce nonsense": "no method is called 'nonsense'; there are self_clocked, allreduce, ",
+    "cite nonsense": "no method is called 'nonsense'; there are self_clocked, allreduce, ",
+    "list nonsense": "no method is called 'nonsense'; there are self_clocked, allreduce, ",
     "simulate local_sgd --set perod=8": "local_sgd has no setting 'perod'; did you mean 'period'?",
     "simulate allreduce --codec int8": "allreduce has no setting 'codec'; it has none",
     "simulate local_sgd --set period=0": "local_sgd: period is 0, but must be a whole number of at least 1",
@@ -272,7 +272,7 @@ WRONG = {
     "report nowhere": "there is no folder nowhere",
     "cite": "missing argument 'NAME'",
     "simulate --replay nowhere": "nowhere holds no order of a run",
-    "simulate eager --replay nowhere": "STRATEGY eager is for the record to say; with --replay, leave it out",
+    "simulate eager --replay nowhere": "METHOD eager is for the record to say; with --replay, leave it out",
     "simulate --replay nowhere --workers 3": "--workers 3 is for the record to say; with --replay, leave it out",
     "train eager --save .": "--save . holds other things; name a new folder",
     "simulate allreduce --speed 3": "no such option: --speed",
@@ -311,7 +311,7 @@ def test_runs_that_were_done_before_a_failure_are_kept(
     task = ob.Task(**{**vars(ob.tasks.regression()), "batch": running_dry})
     monkeypatch.setitem(ob.tasks.TASKS, "well", lambda: task)
     assert run(f"compare allreduce local_sgd --task well --workers 2 --steps 2 --json {file}") == 1
-    assert [r["strategy"] for r in json.loads(file.read_text())["runs"]] == ["allreduce"]
+    assert [r["method"] for r in json.loads(file.read_text())["runs"]] == ["allreduce"]
     shown = capsys.readouterr()
     assert "allreduce" in shown.out
     assert shown.err.splitlines()[-1] == "offbeat: the well has run dry"

@@ -36,7 +36,7 @@ def test_the_demo_compares_ddp_with_the_five_papers_and_leaves_a_report(tmp_path
     )
     assert done.returncode == 0, done.stderr
     runs = json.loads((tmp_path / "runs.json").read_text())["runs"]
-    assert [run["strategy"] for run in runs] == ["ddp", *PAPERS, "self_clocked"]
+    assert [run["method"] for run in runs] == ["ddp", *PAPERS, "self_clocked"]
     assert all(run["workers"] == 2 and run["mode"] == "live" and run["wire_bytes"] > 0 for run in runs)
     settings = "momentum 0.8; eager wait=0.5, wagma merge=correct, nonblocking scale_lr=True."
     assert settings in " ".join(done.stdout.split())

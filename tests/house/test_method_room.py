@@ -124,7 +124,7 @@ def test_a_card_of_another_name_is_refused() -> None:
 
 def test_type_checkers_and_help_see_the_settings() -> None:
     assert list(inspect.signature(halved).parameters) == ["period", "share", "graph", "codec"]
-    assert inspect.signature(ob.eager).return_annotation == "Strategy"
+    assert inspect.signature(ob.eager).return_annotation == "Method"
     assert isinstance(ob.eager, types.FunctionType), "help() shows a function's signature, and not that of an object"
     assert "*When it helps*" in (ob.eager.__doc__ or "")
 

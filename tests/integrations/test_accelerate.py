@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -60,7 +61,7 @@ class Loop:
         if method is None:
             prepared = self.accelerator.prepare(model, optimizer, *others)
         else:
-            prepared = prepare(self.accelerator, method, model, optimizer, *others)
+            prepared = prepare(self.accelerator, model, optimizer, *others, method=method)
         self.model, self.optimizer, self.loader, self.scheduler = prepared
         self.plain = model
 
@@ -177,6 +178,25 @@ def test_the_fast_worker_does_not_wait_for_the_slow_one(told: Told) -> None:
     assert not [one for one in summary.foreign if one.steps > 2], "no collective of Accelerate's in every step"
 
 
+@scenario(SIZE)
+def named(rank: int) -> list[str]:
+    """The methods of loops that name none, name one in words, and name one before the model, as was done before."""
+    with quiet():
+        accelerator, found = Loop(rank, None).accelerator, []
+        for before, given in (((), {}), ((), {"method": "local_sgd:period=2"}), ((ob.local_sgd(3),), {})):
+            model = small()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            loader = DataLoader(data(), batch_size=4)
+            _, optimizer, _ = prepare(accelerator, *before, model, optimizer, loader, **given)
+            with attached(optimizer) as inside:
+                found.append(str(inside.method))
+    return found
+
+
+def test_a_method_is_named_by_itself_in_words_or_not_at_all(told: Told) -> None:
+    assert told(named) == SIZE * [[str(ob.self_clocked()), str(ob.local_sgd(2)), str(ob.local_sgd(3))]]
+
+
 def fails(rank: int) -> None:
     with quiet():
         loop = Loop(rank, ob.local_sgd(period=2))
@@ -195,10 +215,13 @@ def test_one_failing_worker_ends_the_job_with_its_error() -> None:
 def test_arguments_in_the_wrong_order_and_optimizers_of_others_get_a_sentence() -> None:
     model = small()
     optimizer: Any = torch.optim.SGD(model.parameters())
-    wrong = attempt(lambda: prepare(object(), model, optimizer, ob.eager()))  # type: ignore[arg-type]
-    assert "is not a method; say prepare(accelerator, ob.eager(), model, optimizer, …)" in wrong
-    wrong = attempt(lambda: prepare(object(), ob.eager(), optimizer, model))  # type: ignore[arg-type]
-    assert "but after the method came (SGD, Sequential)" in wrong
+    wrong = attempt(lambda: prepare(object(), model, optimizer, ob.allreduce()))
+    assert "allreduce() came among what is to be prepared; say method=allreduce()" in wrong
+    for before in ((), (ob.eager(),)):
+        wrong = attempt(partial(prepare, object(), *before, optimizer, model))
+        assert "but after the accelerator came (SGD, Sequential)" in wrong
+    wrong = attempt(lambda: prepare(object(), model, optimizer, method="eagre"))
+    assert "no method is called 'eagre'; did you mean 'eager'?" in wrong
     assert "SGD was not made by offbeat.integrations.accelerate.prepare" in attempt(lambda: attached(optimizer))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from typing import Any
 
 import pytest
@@ -256,6 +257,20 @@ def test_both_names_of_lightning_are_served(told: Told) -> None:
     assert "say whose Trainer this is for: OffbeatStrategy(…, package='pytorch_lightning')" in ambiguous
     assert unknown == "ValueError: package is 'pl'; use one of lightning, pytorch_lightning"
     assert torch.equal(ours, told(beside_ddp)[0][0][1])
+
+
+@scenario(SIZE)
+def named(rank: int) -> list[str]:
+    strategy: Any = partial(OffbeatStrategy, package="lightning")
+    with quiet():
+        made = [strategy(), strategy("local_sgd:period=2"), strategy(method=ob.local_sgd(3))]
+        return [*(str(one.method) for one in made), attempt(lambda: strategy(ob.wagma))]
+
+
+def test_a_method_is_named_by_itself_in_words_or_not_at_all(told: Told) -> None:
+    for *methods, said in told(named):
+        assert methods == [str(ob.self_clocked()), str(ob.local_sgd(2)), str(ob.local_sgd(3))]
+        assert "ob.wagma is the function that makes the method; call it: ob.wagma()" in said
 
 
 def several_optimizers(rank: int) -> None:

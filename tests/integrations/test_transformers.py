@@ -282,6 +282,26 @@ def test_a_trainer_can_train_again(told: Told) -> None:
     assert torch.equal(again, there)
 
 
+class Plain:
+    """Where the mix-in's own arguments have been taken, the rest comes here."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+
+
+class Mixed(OffbeatTrainerMixin, Plain):
+    pass
+
+
+def test_a_method_is_named_by_itself_in_words_or_not_at_all() -> None:
+    with quiet():
+        assert str(Mixed().method) == str(ob.self_clocked())
+        assert str(Mixed(method="local_sgd:period=2").method) == str(ob.local_sgd(2))
+        assert str(Mixed(method=ob.local_sgd(3)).method) == str(ob.local_sgd(3))
+        with pytest.raises(ValueError, match=r"no method is called 'eagre'; did you mean 'eager'\?"):
+            Mixed(method="eagre")
+
+
 def fails(rank: int) -> None:
     outlived(rank, lambda: trained(Small(rank, fails_at=3), ob.local_sgd(period=2)))
 

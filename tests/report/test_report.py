@@ -60,6 +60,14 @@ def test_a_folder_is_read_as_it_was_written(made: Path) -> None:
     assert seen.series["loss"][-1].samples == 4 * 24 * 32
 
 
+def test_a_folder_of_before_which_calls_a_method_a_strategy_is_read(made: Path, copy: Path) -> None:
+    for file in copy.glob("*.json*"):
+        text = file.read_text()
+        assert '"method":' in text
+        file.write_text(text.replace('"method":', '"strategy":'))
+    assert [one.record for one in folder.read(copy).recordings] == [one.record for one in folder.read(made).recordings]
+
+
 def test_report_says_which_worker_is_slow_and_writes_the_page(copy: Path, capsys: Captured) -> None:
     (copy / "report.html").unlink()
     assert run(f"report {copy}") == 0

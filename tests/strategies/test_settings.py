@@ -14,13 +14,15 @@ import offbeat as ob
 CODED = [name for name, card in ob.STRATEGIES.items() if "codec" in inspect.signature(card.make).parameters]
 
 
-NO_CODECS = {"a name": "int8", "none": "none", "a number": 8, "its maker": ob.codec.int8, "a list": [ob.codec.int8()]}
+NO_CODECS = {"a number": 8, "its maker": ob.codec.int8, "a list": [ob.codec.int8()]}
 
 
 @pytest.mark.parametrize("given", NO_CODECS.values(), ids=NO_CODECS)
 @pytest.mark.parametrize("name", CODED)
 def test_what_is_no_codec_is_refused_by_every_method_that_takes_one(name: str, given: object) -> None:
-    with pytest.raises(ValueError, match=rf"^{name}: codec is .*, but must be a codec, such as ob\.codec\.int8\(\)"):
+    with pytest.raises(
+        ValueError, match=rf"^{name}: codec is .*, but must be a codec, such as 'int8' or ob\.codec\.int8\(\)"
+    ):
         ob.strategy(name, codec=given)
 
 
@@ -28,6 +30,14 @@ def test_what_is_no_codec_is_refused_by_every_method_that_takes_one(name: str, g
 def test_every_method_that_takes_a_codec_takes_one_and_none(name: str) -> None:
     for codec in (None, ob.codec.int8(), ob.codec.parse("qsgd4")):
         assert ob.strategy(name, codec=codec).settings["codec"] == codec
+
+
+@pytest.mark.parametrize("name", CODED)
+def test_a_codec_may_be_given_by_its_name(name: str) -> None:
+    for word in ("int8", "qsgd4", "none"):
+        said, meant = ob.named(name, codec=word), ob.named(name, codec=ob.codec.parse(word))
+        assert said.settings == meant.settings
+        assert str(said) == str(meant)
 
 
 def test_the_methods_with_a_codec_are_those_that_are_known_to_have_one() -> None:
@@ -54,9 +64,10 @@ BAD: dict[str, Callable[[], object]] = {
         draw="x"  # type: ignore[arg-type]
     ),
     "squares is 0, but must be a whole number of at least 1, or 'auto'": lambda: ob.self_clocked(squares=0),
-    "codec is 'atuo', but must be a codec, such as ob.codec.int8(), 'auto' or None": lambda: ob.self_clocked(
-        codec="atuo"  # type: ignore[arg-type]
-    ),
+    "self_clocked: there is no codec 'atuo'; use none, bf16, fp16, int8, qsgd2 to qsgd16, or topk1 to topk4096, "
+    "or auto": lambda: ob.self_clocked(codec="atuo"),
+    "local_sgd: there is no codec 'int9'; use none, bf16": lambda: ob.local_sgd(4, codec="int9"),
+    "sgp: nothing sends later what topk64 leaves out": lambda: ob.sgp(codec="topk64"),
     f"self_clocked: staleness=5 is {OF_ABSENT}": lambda: ob.self_clocked(staleness=5),
     f"self_clocked: grace='auto' is {OF_ABSENT}": lambda: ob.self_clocked(grace="auto"),
     f"self_clocked: staleness=5 and grace=0.1 are {OF_ABSENT}": lambda: ob.self_clocked(staleness=5, grace=0.1),

@@ -3,7 +3,7 @@
 A command takes a group as one parameter; ``@grouped`` shows Typer its fields in that place:
 
     @grouped
-    def simulate(*, strategy: StrategyName, ask: SimulatedOptions, files: Files) -> None: ...
+    def simulate(*, method: MethodName, ask: SimulatedOptions, files: Files) -> None: ...
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from inspect import Parameter, signature
 from typing import Any, get_type_hints
 
 from offbeat.cli.options import (
-    DEFAULT,
     Algorithm,
     Bandwidth,
     CodecName,
@@ -41,8 +40,8 @@ from offbeat.cli.options import (
     read_scene,
 )
 from offbeat.cli.output import Outputs
-from offbeat.cli.settings import read_strategy
-from offbeat.method.strategy import Strategy
+from offbeat.method.strategy import Method
+from offbeat.strategies import DEFAULT, named
 
 
 @dataclass(frozen=True)
@@ -84,13 +83,14 @@ class LiveOptions:
 
 @dataclass(frozen=True)
 class Tuning:
-    """Settings of one strategy, beside those in its name."""
+    """Settings of one method, beside those in its name."""
 
     codec: CodecName = None
     set_: Settings = None
 
-    def strategy(self, words: str | None) -> Strategy:
-        return read_strategy(DEFAULT if words is None else words, self.set_ or (), self.codec)
+    def method(self, words: str | None) -> Method:
+        codec = [] if self.codec is None else [f"codec={self.codec}"]
+        return named(DEFAULT if words is None else words, *(self.set_ or ()), *codec)
 
 
 @dataclass(frozen=True)

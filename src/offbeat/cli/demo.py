@@ -16,12 +16,13 @@ from offbeat.basics.units import format_seconds
 from offbeat.cli.options import Json, Seed, TraceFile, check_count
 from offbeat.cli.output import Outputs, show, show_slow
 from offbeat.cli.screen import screen
-from offbeat.cli.settings import label, plain_settings, read_strategy
+from offbeat.cli.settings import label, plain_settings
 from offbeat.live.job.launch import LiveRun, launch_all
 from offbeat.live.job.worker import Job
-from offbeat.method.strategy import Strategy
+from offbeat.method.strategy import Method
 from offbeat.report.folder import Recording
 from offbeat.report.table import Record
+from offbeat.strategies import named
 
 METHODS: tuple[str, ...] = (
     "adaptive",
@@ -63,7 +64,7 @@ def demo(
     length = check_count("--steps", steps, 1)
     number = check_count("--seed", seed, 0)
     late = delays.chronic(count - 1, LATE_S) if chronic else delays.random(1, LATE_S)
-    made: list[Strategy | None] = [None, *(read_strategy(words) for words in METHODS)]
+    made: list[Method | None] = [None, *(named(words) for words in METHODS)]
     task = tasks.digits(lr=LR, momentum=MOMENTUM)
     jobs = [Job(one or "ddp", task, length, number, late, COMPUTE_S, shared=chronic) for one in made]
     labels = [one.name if one else DDP for one in made]
@@ -93,7 +94,7 @@ def _end(recordings: Sequence[Recording], heading: str, injected: str, outputs: 
     outputs.write(recordings, f"{heading}\n{injected}")
 
 
-def _settings(made: Sequence[Strategy | None]) -> str:
+def _settings(made: Sequence[Method | None]) -> str:
     """What the rows have in common, and which methods have settings other than their defaults."""
     special = ", ".join(words for one in made if one and (words := label(one)) != one.name)
     return f"All: SGD, learning rate {LR}, momentum {MOMENTUM}; {special}."
@@ -131,13 +132,13 @@ def _why(record: Record) -> str:
         "wagma": ": every now and then a round is full, and waits for everybody",
         "nonblocking": ": a round ends with the micro-batch that the slow worker is in",
     }
-    return reasons.get(record.strategy, "")
+    return reasons.get(record.method, "")
 
 
-def _recording(run: LiveRun, label: str, made: Strategy | None, late: str) -> Recording:
+def _recording(run: LiveRun, label: str, made: Method | None, late: str) -> Recording:
     last = run.losses[-1].item() if run.losses.numel() else None
     record = Record(
-        strategy=made.name if made else "ddp",
+        method=made.name if made else "ddp",
         label=label,
         mode="live",
         task="digits",

@@ -15,7 +15,7 @@ from offbeat.cli.options import Json, check_json
 from offbeat.cli.output import write_json
 from offbeat.cli.settings import defaults, plain, shown
 from offbeat.method import Paper
-from offbeat.strategies import STRATEGIES, strategy
+from offbeat.strategies import METHODS, named
 
 
 def list_methods(
@@ -28,12 +28,12 @@ def list_methods(
     """
     check_json(json)
     if name is None:
-        _table(list(STRATEGIES))
+        _table(list(METHODS))
     else:
-        strategy(name)  # raises the sentence that names those there are
+        named(name)  # raises the sentence that names those there are
         _card(name)
     if json is not None:
-        _write(json, list(STRATEGIES) if name is None else [name])
+        _write(json, list(METHODS) if name is None else [name])
 
 
 def cite(name: Annotated[str, typer.Argument(metavar="NAME", help="A method, as offbeat list names it.")]) -> None:
@@ -41,7 +41,7 @@ def cite(name: Annotated[str, typer.Argument(metavar="NAME", help="A method, as 
 
     Example: `offbeat cite dasgd >> references.bib`
     """
-    print(strategy(name).paper.bibtex())
+    print(named(name).paper.bibtex())
 
 
 def _table(names: list[str]) -> None:
@@ -54,7 +54,7 @@ def _table(names: list[str]) -> None:
     table.add_column("paper", min_width=11)
     table.add_column("year", no_wrap=True, min_width=4)
     for name in names:
-        paper = STRATEGIES[name].paper
+        paper = METHODS[name].paper
         axes = paper.axes
         source = paper.title if console.width >= 150 else _first_author(paper, et_al=console.width >= 110)
         table.add_row(name, axes.what, axes.when, axes.whom, axes.wait, source, str(paper.year))
@@ -63,7 +63,7 @@ def _table(names: list[str]) -> None:
 
 
 def _card(name: str) -> None:
-    card = STRATEGIES[name]
+    card = METHODS[name]
     paper, axes = card.paper, card.paper.axes
     settings = ", ".join(f"{key}={shown(value)}" for key, value in defaults(name).items())
     rows = [
@@ -101,7 +101,7 @@ def _first_author(paper: Paper, et_al: bool) -> str:
 def _write(path: Path, names: list[str]) -> None:
     methods = []
     for name in names:
-        card = STRATEGIES[name]
+        card = METHODS[name]
         told = {key: getattr(card, key) for key in ("summary", "helps", "hurts", "suggested", "departures")}
         settings = {key: plain(value) for key, value in defaults(name).items()}
         methods.append({**dataclasses.asdict(card.paper), **told, "settings": settings})

@@ -15,18 +15,18 @@ from offbeat.basics.units import format_count, format_rate, format_seconds, pars
 from offbeat.delays import Seconds
 from offbeat.report.folder import recorded
 from offbeat.sim import Network
+from offbeat.strategies import DEFAULT
 from offbeat.tasks.task import Task
 
 T = TypeVar("T")
 
-DEFAULT = "self_clocked"  # that of ob.attach
 STEPS = 200
 LIVE_WORKERS, SIMULATED_WORKERS = 4, 8
 
-StrategyName = Annotated[
+MethodName = Annotated[
     str | None,
     typer.Argument(
-        metavar="STRATEGY",
+        metavar="METHOD",
         help=f"A name, or name:setting=value,… (local_sgd:period=4,codec=qsgd8).  [default: {DEFAULT}]",
     ),
 ]
@@ -82,7 +82,7 @@ CodecName = Annotated[
     typer.Option("--codec", metavar="NAME", help="What travels: none, bf16, fp16, int8, qsgd2 … qsgd16, topk64."),
 ]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of the strategy; may be repeated.")
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of the method; may be repeated.")
 ]
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers to this file, too.")]
 ReportFolder = Annotated[
@@ -95,7 +95,7 @@ SaveFolder = Annotated[
 ]
 ReplayFolder = Annotated[
     Path | None,
-    typer.Option("--replay", metavar="DIR", help="Instead of a strategy: a run that train --save kept, once more."),
+    typer.Option("--replay", metavar="DIR", help="Instead of a method: a run that train --save kept, once more."),
 ]
 TraceFile = Annotated[
     Path | None, typer.Option("--trace", metavar="FILE", help="Write the timeline for Perfetto or chrome://tracing.")
@@ -104,7 +104,7 @@ TraceFile = Annotated[
 
 @dataclass(frozen=True)
 class Scene:
-    """Everything about runs but their strategy: what is the same for all that are compared."""
+    """Everything about runs but their method: what is the same for all that are compared."""
 
     workers: int
     steps: int | None

@@ -16,39 +16,40 @@ import typer
 
 from offbeat import delays, tasks
 from offbeat.cli.asked import Files, LiveOptions, SimulatedOptions, Tuning, grouped, members
-from offbeat.cli.options import ReplayFolder, SaveFolder, Scene, StrategyName, check_save
+from offbeat.cli.options import MethodName, ReplayFolder, SaveFolder, Scene, check_save
 from offbeat.cli.output import Outputs, show, show_slow
 from offbeat.cli.progress import Meter, meters
-from offbeat.cli.settings import label, plain_settings, read_strategy
+from offbeat.cli.settings import label, plain_settings
 from offbeat.live.job.launch import launch
 from offbeat.live.job.worker import Job, joined, take_part
-from offbeat.method.strategy import Strategy
-from offbeat.replaying import apart, strategy_of
+from offbeat.method.strategy import Method
+from offbeat.replaying import apart, method_of
 from offbeat.replaying import replay as replay_run
 from offbeat.report.folder import Recording
 from offbeat.report.table import Record
 from offbeat.runs import order as orders
 from offbeat.runs.result import LiveRun, Run
 from offbeat.sim import simulate as run_simulation
+from offbeat.strategies import DEFAULT, named
 
-USUAL = ("allreduce", "local_sgd", "adaptive", "dasgd")
+USUAL = (DEFAULT, "allreduce", "local_sgd", "eager", "wagma", "ad_psgd")
 
-OneRun = Callable[[Strategy, Scene, bool, Meter], Run | LiveRun | None]
+OneRun = Callable[[Method, Scene, bool, Meter], Run | LiveRun | None]
 
 
 @grouped
 def simulate(
     *,
-    strategy: StrategyName = None,
+    method: MethodName = None,
     ask: SimulatedOptions,
     tuning: Tuning,
     replay: ReplayFolder = None,
     files: Files,
 ) -> None:
-    """Run a strategy in virtual time, with any number of workers (8, if you do not say).
+    """Run a method in virtual time, with any number of workers (8, if you do not say).
 
     The gradients are real, the clock is not: 1,024 workers fit into this process. With `--task none` only time
-    is simulated, for a model of any size. Without a strategy it is `self_clocked`, as in `ob.attach`.
+    is simulated, for a model of any size. Without a method it is `self_clocked`, as in `ob.attach`.
 
     `offbeat simulate --delay "1 rank 300ms"`
 
@@ -60,20 +61,20 @@ def simulate(
     """
     files.check()
     if replay is not None:
-        _again(replay, strategy, ask, files)
+        _again(replay, method, ask, files)
     else:
-        _run_all([tuning.strategy(strategy)], ask.scene(), _simulated, files)
+        _run_all([tuning.method(method)], ask.scene(), _simulated, files)
 
 
 @grouped
 def train(
-    *, strategy: StrategyName = None, ask: LiveOptions, tuning: Tuning, save: SaveFolder = None, files: Files
+    *, method: MethodName = None, ask: LiveOptions, tuning: Tuning, save: SaveFolder = None, files: Files
 ) -> None:
     """Train with real processes: N of this machine (4, if you do not say), or as a member of a bigger job.
 
     The processes are started by torchrun's own machinery. Where torchrun, or anything that sets RANK and WORLD_SIZE,
     has already started this command, it takes part in that job instead, and rank 0 shows the table. Without a
-    strategy it is `self_clocked`, as in `ob.attach`.
+    method it is `self_clocked`, as in `ob.attach`.
 
     `offbeat train local_sgd --workers 4 --delay "1 rank 100ms"`
 
@@ -81,21 +82,21 @@ def train(
     """
     files.check()
     check_save(save)
-    _run_live([tuning.strategy(strategy)], ask.scene(), files, save)
+    _run_live([tuning.method(method)], ask.scene(), files, save)
 
 
 @grouped
 def compare(
     *,
-    strategies: Annotated[
+    methods: Annotated[
         list[str] | None,
-        typer.Argument(metavar="STRATEGY", help=f"Names, with settings or without.  [default: {' '.join(USUAL)}]"),
+        typer.Argument(metavar="METHOD", help=f"Names, with settings or without.  [default: {' '.join(USUAL)}]"),
     ] = None,
     live: Annotated[bool, typer.Option("--live/--simulated", help="With real processes, or in virtual time.")] = False,
     ask: SimulatedOptions,
     files: Files,
 ) -> None:
-    """Run several strategies with the same seed and the same delays, side by side; the first is what counts as 1×.
+    """Run several methods with the same seed and the same delays, side by side; the first is what counts as 1×.
 
     In virtual time with 8 workers, or `--live` with 4 processes, if you do not say. Live, --compute is slept on
     top of the real computation, and is nothing unless given.
@@ -105,7 +106,7 @@ def compare(
     `offbeat compare --live allreduce local_sgd:period=4 local_sgd:period=16,codec=qsgd8`
     """
     files.check()
-    made = [read_strategy(words) for words in strategies or USUAL]
+    made = [named(words) for words in methods or USUAL]
     scene = ask.scene(live)
     if live:
         _run_live(made, scene, files)
@@ -113,9 +114,9 @@ def compare(
         _run_all(made, scene, _simulated, files)
 
 
-def _again(folder: Path, strategy: str | None, ask: SimulatedOptions, outputs: Outputs) -> None:
+def _again(folder: Path, method: str | None, ask: SimulatedOptions, outputs: Outputs) -> None:
     """A run that was kept, once more; its scene is the record's, but for what is virtual."""
-    given = {"STRATEGY": strategy, **{f"--{n}": getattr(ask, n) for n in ("workers", "steps", "samples", "seconds")}}
+    given = {"METHOD": method, **{f"--{n}": getattr(ask, n) for n in ("workers", "steps", "samples", "seconds")}}
     for name, value in given.items():
         if value is not None:
             raise ValueError(f"{name} {value} is for the record to say; with --replay, leave it out")
@@ -126,18 +127,18 @@ def _again(folder: Path, strategy: str | None, ask: SimulatedOptions, outputs: O
     scene = replace(ask.scene(), workers=about.workers, seed=about.seed, task=task, steps=steps)
     apart_by = []
 
-    def replayed(made: Strategy, scene: Scene, spans: bool, meter: Meter) -> Run:
+    def replayed(made: Method, scene: Scene, spans: bool, meter: Meter) -> Run:
         run = replay_run(folder, task, made, compute_s=scene.compute_s or 0.0, network=scene.network, spans=spans)
         apart_by.append(apart(run, folder))
         return run
 
-    _run_all([strategy_of(about)], scene, replayed, outputs)
+    _run_all([method_of(about)], scene, replayed, outputs)
     for largest in apart_by:
         same = "bit for bit" if largest == 0 else f"to {largest:.1g}"
         print(f"it ended with the weights of the run in {folder}, {same}")
 
 
-def _run_live(made: Sequence[Strategy], scene: Scene, outputs: Outputs, save: Path | None = None) -> None:
+def _run_live(made: Sequence[Method], scene: Scene, outputs: Outputs, save: Path | None = None) -> None:
     if members() is None:
         run_one: OneRun = _launched
         around, silent = None, False
@@ -147,9 +148,9 @@ def _run_live(made: Sequence[Strategy], scene: Scene, outputs: Outputs, save: Pa
 
 
 def _saved(
-    run_one: OneRun, save: Path, strategy: Strategy, scene: Scene, spans: bool, meter: Meter
+    run_one: OneRun, save: Path, method: Method, scene: Scene, spans: bool, meter: Meter
 ) -> Run | LiveRun | None:
-    run = run_one(strategy, replace(scene, record=True), spans, meter)
+    run = run_one(method, replace(scene, record=True), spans, meter)
     if isinstance(run, LiveRun) and run.order is not None:
         run.order.write(save)
         print(f"wrote {save}: offbeat simulate --replay {save}", file=sys.stderr)
@@ -157,7 +158,7 @@ def _saved(
 
 
 def _run_all(
-    made: Sequence[Strategy],
+    made: Sequence[Method],
     scene: Scene,
     run_one: OneRun,
     outputs: Outputs,
@@ -171,12 +172,12 @@ def _run_all(
         total = scene.steps * scene.workers
     try:
         with meters(silent) as board, around or nullcontext():
-            for number, strategy in enumerate(made, 1):
+            for number, method in enumerate(made, 1):
                 place = f"{number}/{len(made)} " if len(made) > 1 else ""
-                with board.meter(f"{place}{label(strategy)}", total) as meter:
-                    run = run_one(strategy, scene, outputs.wants_spans, meter)
+                with board.meter(f"{place}{label(method)}", total) as meter:
+                    run = run_one(method, scene, outputs.wants_spans, meter)
                 if run is not None:
-                    record = record_of(run, strategy, scene)
+                    record = record_of(run, method, scene)
                     recordings.append(Recording(record, run.trace, run.finished_s, run.wait_s))
     finally:
         if recordings:
@@ -186,7 +187,7 @@ def _run_all(
             outputs.write(recordings, scene.heading)
 
 
-def _simulated(strategy: Strategy, scene: Scene, spans: bool, meter: Meter) -> Run:
+def _simulated(method: Method, scene: Scene, spans: bool, meter: Meter) -> Run:
     compute_s = delays.bind(scene.compute_s, seed=scene.seed, workers=scene.workers, what="--compute")
 
     def counted(step: int, rank: int) -> float:
@@ -194,7 +195,7 @@ def _simulated(strategy: Strategy, scene: Scene, spans: bool, meter: Meter) -> R
         return compute_s(step, rank)
 
     return run_simulation(
-        strategy,
+        method,
         scene.task,
         scene.workers,
         scene.steps,
@@ -210,12 +211,12 @@ def _simulated(strategy: Strategy, scene: Scene, spans: bool, meter: Meter) -> R
     )
 
 
-def _launched(strategy: Strategy, scene: Scene, spans: bool, meter: Meter) -> LiveRun:
+def _launched(method: Method, scene: Scene, spans: bool, meter: Meter) -> LiveRun:
     assert scene.task is not None
     assert scene.steps is not None
     meter.note("starting processes")
     return launch(
-        strategy,
+        method,
         scene.task,
         workers=scene.workers,
         steps=scene.steps,
@@ -227,19 +228,19 @@ def _launched(strategy: Strategy, scene: Scene, spans: bool, meter: Meter) -> Li
     )
 
 
-def _taken_part(strategy: Strategy, scene: Scene, spans: bool, meter: Meter) -> LiveRun | None:
+def _taken_part(method: Method, scene: Scene, spans: bool, meter: Meter) -> LiveRun | None:
     assert scene.task is not None
     assert scene.steps is not None
-    job = Job(strategy, scene.task, scene.steps, scene.seed, scene.delays, scene.compute_s, record=scene.record)
+    job = Job(method, scene.task, scene.steps, scene.seed, scene.delays, scene.compute_s, record=scene.record)
     return take_part(job, meter.at)
 
 
-def record_of(run: Run | LiveRun, strategy: Strategy, scene: Scene) -> Record:
+def record_of(run: Run | LiveRun, method: Method, scene: Scene) -> Record:
     last = run.losses[-1].item() if run.losses.numel() else None
     loss = run.metrics.get("loss", last)
     return Record(
-        strategy=strategy.name,
-        label=label(strategy),
+        method=method.name,
+        label=label(method),
         mode="live" if scene.live else "simulated",
         task=scene.task.name if scene.task else None,
         workers=run.workers,
@@ -252,7 +253,7 @@ def record_of(run: Run | LiveRun, strategy: Strategy, scene: Scene) -> Record:
         train_loss=None if last is None else float(last) if math.isfinite(last) else math.nan,
         seed=run.seed,
         delay=scene.delay_text,
-        settings=plain_settings(strategy.settings),
+        settings=plain_settings(method.settings),
         carriers=run.carriers if isinstance(run, LiveRun) else (),
         foreign=run.foreign if isinstance(run, LiveRun) else (),
         talking=run.talking,

@@ -1,4 +1,4 @@
-"""Accelerate: ``model, optimizer, loader = prepare(accelerator, ob.eager(), model, optimizer, loader)``.
+"""Accelerate: ``model, optimizer, loader = prepare(accelerator, model, optimizer, loader)``.
 
 In place of ``accelerator.prepare``: the model gets its device, autocast and compilation, but no DDP, and the optimiser
 is attached. ``accelerator.save_state`` saves the average of the workers. The loop stays as it is, inside
@@ -15,17 +15,18 @@ from torch import nn
 from offbeat.integrations.needs import needed
 from offbeat.live.attached.attach import attach
 from offbeat.live.attached.optimizer import Attached
-from offbeat.method.strategy import Strategy
+from offbeat.method.strategy import Method
+from offbeat.strategies import as_method
 
 AT_LEAST = "1.1"
 
 
 def prepare(
     accelerator: Any,
-    method: Strategy,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    model: Any,
+    optimizer: Any,
     *others: Any,
+    method: Method | str | None = None,
     max_norm: float | None = None,
     steps: int | None = None,
     seed: int = 0,
@@ -34,16 +35,20 @@ def prepare(
 ) -> tuple[Any, ...]:
     """The model, the optimiser and the others (loaders, a scheduler), prepared, in this order. Every rank must call it.
 
-    The rest is as in ``ob.attach``. Accumulation is the accelerator's.
+    ``method`` and the rest are as in ``ob.attach``. Accumulation is the accelerator's. (Earlier the method came before
+    the model: ``prepare(accelerator, ob.eager(), model, optimizer, loader)``, which is still understood.)
     """
     needed("accelerate", AT_LEAST, "accelerate")
-    if not isinstance(method, Strategy):
-        raise TypeError(f"{method!r} is not a method; say prepare(accelerator, ob.eager(), model, optimizer, …)")
+    if isinstance(model, Method) and others and method is None:
+        method, model, optimizer, others = model, optimizer, others[0], others[1:]
     if not isinstance(model, nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
-            "prepare takes (accelerator, method, model, optimizer, …), but after the method came "
+            "prepare takes (accelerator, model, optimizer, …, method=…), but after the accelerator came "
             f"({type(model).__name__}, {type(optimizer).__name__})"
         )
+    if misplaced := [one for one in others if isinstance(one, Method)]:
+        raise TypeError(f"{misplaced[0]} came among what is to be prepared; say method={misplaced[0]}")
+    method = as_method(method)
     prepared = accelerator.prepare_model(model, evaluation_mode=True)
     inside = attach(
         optimizer,

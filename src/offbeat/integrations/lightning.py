@@ -1,4 +1,4 @@
-"""Lightning: ``Trainer(strategy=OffbeatStrategy(ob.wagma()))``.
+"""Lightning: ``Trainer(strategy=OffbeatStrategy())``, or with a method, ``OffbeatStrategy("wagma:tau=5")``.
 
 Lightning's own DDP strategy without its wrapper: ranks, samplers, launchers, Slurm and precision stay Lightning's, and
 the optimiser that ``configure_optimizers`` returns is attached. Whatever is evaluated or saved is the average of the
@@ -15,7 +15,8 @@ from typing import Any
 from offbeat.integrations.needs import trainer as imported
 from offbeat.live.attached.attach import attach
 from offbeat.live.attached.optimizer import Attached
-from offbeat.method.strategy import Strategy
+from offbeat.method.strategy import Method
+from offbeat.strategies import as_method
 
 PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
 AT_LEAST = "2.4"
@@ -25,6 +26,7 @@ _made: dict[str, type] = {}
 class OffbeatStrategy:
     """Lightning's DDP strategy, in which ``method`` decides what each step exchanges.
 
+    It is what ``ob.attach`` takes: a method, one in words, or none for the default.
     ``max_norm``, ``seed``, ``patience_s`` and ``log`` are those of ``ob.attach``; ``steps`` and ``accumulate`` are
     the trainer's. What else is given (``process_group_backend``, ``timeout``, …) goes to Lightning's ``DDPStrategy``.
     Lightning has two names, ``lightning`` and ``pytorch_lightning``, whose classes are strangers to each other: the one
@@ -34,10 +36,9 @@ class OffbeatStrategy:
     _trainer: Any
     attached: Attached | None  # from the start of fit on; after it for its summary()
 
-    def __new__(cls, method: Strategy, *, package: str | None = None, **_: Any) -> OffbeatStrategy:
+    def __new__(cls, method: Method | str | None = None, *, package: str | None = None, **_: Any) -> OffbeatStrategy:
         """An instance of a class that has Lightning's ``DDPStrategy`` as its base, too."""
-        if not isinstance(method, Strategy):
-            raise TypeError(f"{method!r} is not a method; use one such as OffbeatStrategy(ob.wagma())")
+        as_method(method)  # refuses what is none before Lightning is looked for
         name = package or _imported()
         if name not in PACKAGES:
             raise ValueError(f"package is {name!r}; use one of {', '.join(PACKAGES)}")
@@ -49,7 +50,7 @@ class OffbeatStrategy:
 
     def __init__(
         self,
-        method: Strategy,
+        method: Method | str | None = None,
         *,
         package: str | None = None,
         max_norm: float | None = None,
@@ -59,7 +60,7 @@ class OffbeatStrategy:
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
-        self.method, self.attached, self._trainer = method, None, None
+        self.method, self.attached, self._trainer = as_method(method), None, None
         self._settings: dict[str, Any] = {"max_norm": max_norm, "seed": seed, "patience_s": patience_s, "log": log}
 
     # A run.

@@ -1,4 +1,4 @@
-"""Ray Train: ``model, optimizer = prepare(model, optimizer, ob.eager())`` in the loop of each worker.
+"""Ray Train: ``model, optimizer = prepare(model, optimizer)`` in the loop of each worker.
 
 In place of ``ray.train.torch.prepare_model``: the model gets its device, but no DDP, and the optimiser is attached. The
 loop stays as it is, inside ``with optimizer:``, at whose end all workers have the same weights.
@@ -14,7 +14,7 @@ from torch import nn
 from offbeat.integrations.needs import trainer
 from offbeat.live.attached.attach import attach
 from offbeat.live.attached.optimizer import Attached
-from offbeat.method.strategy import Strategy
+from offbeat.method.strategy import Method
 
 AT_LEAST = "2.51"
 
@@ -22,7 +22,7 @@ AT_LEAST = "2.51"
 def prepare(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    method: Strategy,
+    method: Method | str | None = None,
     *,
     max_norm: float | None = None,
     accumulate: int = 1,

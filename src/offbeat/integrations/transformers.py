@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer: ``class Mine(OffbeatTrainerMixin, Trainer)``, then ``Mine(…, method=ob.eager())``.
+"""Hugging Face's Trainer: ``class Mine(OffbeatTrainerMixin, Trainer)``, then ``Mine(…, method=…)``.
 
 The model is not wrapped in DDP, the Trainer's optimiser is attached, and whatever is evaluated or saved is the average
 of the workers. At each log the Trainer gathers the loss and the number of operations of all workers: a barrier. Here
@@ -17,7 +17,8 @@ import torch
 from offbeat.integrations.needs import needed
 from offbeat.live.attached.attach import attach
 from offbeat.live.attached.optimizer import Attached
-from offbeat.method.strategy import Strategy
+from offbeat.method.strategy import Method
+from offbeat.strategies import as_method
 
 AT_LEAST = "4.57"
 
@@ -25,9 +26,9 @@ AT_LEAST = "4.57"
 class OffbeatTrainerMixin:
     """Put it before ``Trainer``, or a class made from it, among the bases.
 
-    ``method`` decides what each step exchanges. ``max_norm``, ``patience_s`` and ``log`` are those of ``ob.attach``;
-    the seed, the number of steps and accumulation are the training arguments'. ``attached`` is the attached optimiser,
-    from the start of ``train()`` on, and after it for its ``summary()``.
+    ``method`` decides what each step exchanges; it, ``max_norm``, ``patience_s`` and ``log`` are those of
+    ``ob.attach``; the seed, the number of steps and accumulation are the training arguments'. ``attached`` is the
+    attached optimiser, from the start of ``train()`` on, and after it for its ``summary()``.
     """
 
     attached: Attached | None = None
@@ -35,7 +36,7 @@ class OffbeatTrainerMixin:
     def __init__(
         self,
         *args: Any,
-        method: Strategy,
+        method: Method | str | None = None,
         max_norm: float | None = None,
         patience_s: float = 1800.0,
         log: Any = None,
@@ -44,9 +45,7 @@ class OffbeatTrainerMixin:
         **kwargs: Any,
     ) -> None:
         needed("transformers", AT_LEAST, "transformers")
-        if not isinstance(method, Strategy):
-            raise TypeError(f"{method!r} is not a method; use one such as method=ob.eager()")
-        self.method, self._log_own_loss = method, log_own_loss
+        self.method, self._log_own_loss = as_method(method), log_own_loss
         self._settings: dict[str, Any] = {"max_norm": max_norm, "patience_s": patience_s, "log": log}
         # Before the user's: what their on_train_end does, it does to the average.
         super().__init__(*args, **kwargs, callbacks=[_finishing(self), *(callbacks or [])])  # type: ignore[call-arg]

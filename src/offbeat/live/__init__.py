@@ -1,4 +1,4 @@
-"""The live world: strategies on ``torch.distributed``. The only folder that imports it."""
+"""The live world: methods on ``torch.distributed``. The only folder that imports it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Everything a method is written with. Import from here; where a thing lies below is nobody's business.
 
 * **the method**: `method` makes one of a function and its `Paper` (with `Axes`); `Facts` say what runtimes may rely on;
-  a `Strategy` is a method with its settings, a `Body` its coroutine, a `Card` what is told of it
+  a `Method` is a method with its settings, a `Body` its coroutine, a `Card` what is told of it
 * **one worker**: `Replica`, what a body calls ``me``, and what it has `Reported` (with how it has been `Talking`)
 * **requests**: `Grad`, `GradMix`, `Mix`, `Begin`, `Finish`; partial rounds: `Channel`, `Open`, `Got`, with `Rules`;
   micro-batches: `Batch`, `Done`, with a `Stop`; shared weights: `Share`, `Meet`, `Add`, `Retire`; one's own time:
@@ -47,7 +47,7 @@ from offbeat.method.effects import (
 )
 from offbeat.method.facts import Facts, Reported
 from offbeat.method.replica import Replica
-from offbeat.method.strategy import Body, Strategy, method
+from offbeat.method.strategy import Body, Method, Strategy, method
 from offbeat.rounds import micro, pacing, waiting
 from offbeat.rounds.grace import Window, checked_window
 from offbeat.rounds.micro import Stop, Weighting
@@ -81,6 +81,7 @@ __all__ = [
     "Grad",
     "GradMix",
     "Meet",
+    "Method",
     "Mix",
     "Mixing",
     "Next",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from offbeat.method.words import given_twice, kinds_of, read_settings
+
 if TYPE_CHECKING:
-    from offbeat.method.strategy import Strategy
+    from offbeat.method.strategy import Method
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Card:
     """
 
     paper: Paper
-    make: Callable[..., Strategy]
+    make: Callable[..., Method]
 
     @property
     def text(self) -> str:
@@ -103,6 +105,13 @@ class Card:
     def departures(self) -> str:
         """Where it departs from the paper."""
         return self._passage("Departures") or "none"
+
+    def read(self, words: Iterable[str], **settings: object) -> Method:
+        """The method with settings in words, such as ``period=4``, and others as they are."""
+        read = read_settings(self.paper.name, kinds_of(self.make), words)
+        for key in read.keys() & settings.keys():
+            raise ValueError(given_twice(key, read[key], settings[key]))
+        return self.make(**read, **settings)
 
     def _passage(self, label: str) -> str:
         """From its label to the next one or an empty line, in one line, without the last full stop."""

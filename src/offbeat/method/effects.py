@@ -1,6 +1,6 @@
-"""Everything a strategy may ask for. Nothing else ever reaches a runtime.
+"""Everything a method may ask for. Nothing else ever reaches a runtime.
 
-Rule 1. A strategy is an ``async def`` coroutine. It awaits the requests below and holds no I/O, no clock, no thread.
+Rule 1. A method is an ``async def`` coroutine. It awaits the requests below and holds no I/O, no clock, no thread.
 Rule 2. Every worker runs the same text. The k-th mix of one worker meets the k-th mix of every other worker.
 Rule 3. A request reads its tensors when it is made; what is changed afterwards does not travel.
 Rule 4. An answer may be shared with other workers: read it, copy it, never write into it. What a channel answers is
@@ -56,7 +56,7 @@ class Turn(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Next(Effect[Turn]):
-    """May I take step ``t``? (Strategies say ``async for t in me.steps()``.)
+    """May I take step ``t``? (Methods say ``async for t in me.steps()``.)
 
     ``among``: the ranks that take their steps together; a worker without data has idle turns as long as one of them has
     some. Everybody, where nothing is said; a worker by itself stops at once, and answers the others through a channel.
@@ -322,7 +322,7 @@ def not_ours(effect: object) -> TypeError:
     """The error for awaiting something that no runtime can answer."""
     names = ", ".join(e.__name__ for e in CLOSED_SET)
     return TypeError(
-        f"a strategy awaited {effect!r}, which is not an Offbeat effect; await one of {names} (offbeat.method.effects)"
+        f"a method awaited {effect!r}, which is not an Offbeat effect; await one of {names} (offbeat.method.effects)"
     )
 
 

@@ -1,4 +1,4 @@
-"""One worker's side of a strategy: its weights, its optimiser step, its steps, what it must remember."""
+"""One worker's side of a method: its weights, its optimiser step, its steps, what it must remember."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from offbeat.topology.hierarchy import Nodes
 
 
 class Replica:
-    """What a strategy calls ``me``.
+    """What a method calls ``me``.
 
     ``x`` are the weights, ``model`` the weights together with floating buffers (such as BatchNorm statistics): both
     are the live memory of the model, so ``me.x.copy_(…)`` changes it. ``horizon`` is the number of steps of the run
@@ -29,7 +29,7 @@ class Replica:
     ``slots``: where each of them lies, ``sizes``: the bytes of each, which may be more than what lies here. ``whole``:
     where this is a shard of a model, what makes sums over it sums over all of the model; ``held``: what of a tensor
     lies here.
-    ``memory`` is the strategy's own (``recall``); runtimes read ``reported``.
+    ``memory`` is the method's own (``recall``); runtimes read ``reported``.
     """
 
     def __init__(
@@ -129,12 +129,12 @@ class Replica:
         return Steps(self, nodes.ranks(nodes.of(self.rank)))
 
     def release(self) -> None:
-        """The run is over: let go of the weights' memory. What the strategy remembers stays, for a checkpoint."""
+        """The run is over: let go of the weights' memory. What the method remembers stays, for a checkpoint."""
         self.x = self.model = Vec(())
         self._update, self._states, self._whole = lambda g: None, dict, lambda v: v
 
     def recall(self, **first: Any) -> SimpleNamespace:
-        """What this strategy remembers across a checkpoint: numbers, ``None``, vectors, and lists of these.
+        """What this method remembers across a checkpoint: numbers, ``None``, vectors, and lists of these.
 
         The arguments are the values at the very beginning.
         """

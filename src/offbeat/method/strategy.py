@@ -1,8 +1,7 @@
-"""A strategy as a value, and the decorator that makes a method of a function."""
+"""A method as a value, and the decorator that makes a method of a function."""
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import math
@@ -16,6 +15,7 @@ from offbeat.method.card import Card, Paper
 from offbeat.method.effects import Effect
 from offbeat.method.facts import NOTHING_SAID, Facts
 from offbeat.method.replica import Replica
+from offbeat.method.words import Kinds, codec_of, kinds_of, unknown_setting
 
 P = ParamSpec("P")
 
@@ -23,11 +23,11 @@ Body = Callable[[Replica], Coroutine[Effect[Any], Any, None]]
 
 
 @dataclass(frozen=True, eq=False)
-class Strategy:
+class Method:
     """What ``ob.local_sgd(period=8)`` returns. Printing it gives back the call."""
 
     paper: Paper
-    make: Callable[..., Strategy]
+    make: Callable[..., Method]
     settings: Mapping[str, object]
     body: Body
     facts: Facts = NOTHING_SAID
@@ -50,47 +50,46 @@ class Strategy:
 
     __repr__ = __str__
 
-    def __reduce__(self) -> tuple[Callable[..., Strategy], tuple[object, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., Method], tuple[object, ...]]:
         return _made, (self.make, dict(self.settings))  # a coroutine function cannot travel; its call can
+
+
+Strategy = Method  # its earlier name
 
 
 def method(
     paper: Paper, facts: Facts | Callable[..., Facts] = NOTHING_SAID
-) -> Callable[[Callable[P, Body]], Callable[P, Strategy]]:
+) -> Callable[[Callable[P, Body]], Callable[P, Method]]:
     """Make a method of a function that takes the settings, checks them and returns the body.
 
-    The decorated function returns a `Strategy`, whose settings are the function's arguments. A ``ValueError`` gets the
-    method's name in front. ``facts`` may be a function of the settings; it is called with their names.
+    The decorated function returns a `Method`, whose settings are the function's arguments; a codec may be given by its
+    name. A ``ValueError`` gets the method's name in front. ``facts`` may be a function of the settings; it is called
+    with their names.
 
         @method(PAPER, Facts(meets="everyone", waits_where_it_begins=True))
         def local_sgd(period: int = 8) -> Body: ...
     """
 
-    def declared(factory: Callable[P, Body]) -> Callable[P, Strategy]:
+    def declared(factory: Callable[P, Body]) -> Callable[P, Method]:
         checked: Callable[..., Body] = factory
         signature = inspect.signature(factory)
         if factory.__name__ != paper.name:
             raise ValueError(f"{factory.__name__} has the card of {paper.name!r}; give both the same name")
 
         @functools.wraps(factory)
-        def make(*args: P.args, **kwargs: P.kwargs) -> Strategy:
+        def make(*args: P.args, **kwargs: P.kwargs) -> Method:
             settings = _bound(paper.name, signature, args, kwargs)
             with _named(paper.name):
+                kinds = _kinds(make)
+                settings = {key: codec_of(value, kinds.get(key, ())) for key, value in settings.items()}
                 body = checked(**settings)
-            return Strategy(paper, make, settings, body, facts if isinstance(facts, Facts) else facts(**settings))
+            return Method(paper, make, settings, body, facts if isinstance(facts, Facts) else facts(**settings))
 
-        make.__signature__ = signature.replace(return_annotation="Strategy")  # type: ignore[attr-defined]
+        make.__signature__ = signature.replace(return_annotation="Method")  # type: ignore[attr-defined]
+        make.paper = paper  # type: ignore[attr-defined]  # so that one that was not called can be told
         return make
 
     return declared
-
-
-def unknown_setting(name: str, key: str, known: Iterable[str]) -> str:
-    """The sentence for a setting that a method does not have."""
-    known = list(known)
-    close = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{name} has no setting {key!r}; {hint}it has {', '.join(known) or 'none'}"
 
 
 def _bound(
@@ -108,6 +107,14 @@ def _bound(
     return {key: _kept(value) for key, value in given.arguments.items()}
 
 
+@functools.cache
+def _kinds(make: Callable[..., Method]) -> Kinds:
+    try:
+        return kinds_of(make)
+    except NameError:  # annotations of names that are not at hand, as inside of a function, say nothing
+        return {}
+
+
 def _kept(value: object) -> object:
     """A setting that can be printed and sent: edges as tuples, whatever kind of list they came in."""
     if isinstance(value, Iterable) and not isinstance(value, str):
@@ -123,7 +130,7 @@ def _named(method: str) -> Iterator[None]:
         raise ValueError(f"{method}: {error}") from None
 
 
-def _made(make: Callable[..., Strategy], settings: Mapping[str, object]) -> Strategy:
+def _made(make: Callable[..., Method], settings: Mapping[str, object]) -> Method:
     return make(**settings)
 
 

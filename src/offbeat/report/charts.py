@@ -192,7 +192,7 @@ def _figure(x_title: str, y_title: str) -> Figure:
 
 
 def _with(runs: Sequence[Recording], has: Callable[[Recording], bool]) -> list[tuple[int, Recording]]:
-    """Those that have something to show, with their numbers: a strategy looks the same in every plot."""
+    """Those that have something to show, with their numbers: a method looks the same in every plot."""
     return [(number, run) for number, run in enumerate(runs) if has(run)]
 
 

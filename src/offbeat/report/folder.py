@@ -249,6 +249,8 @@ def _take(line: list[Any], trace: Trace) -> bool:
 
 def _record(plain: Mapping[str, Any]) -> Record:
     names = {f.name for f in dataclasses.fields(Record)}
+    if "strategy" in plain:  # its earlier name
+        plain = {"method": plain["strategy"], **plain}
     known = {name: value for name, value in plain.items() if name in names}
     if plain.get("diverged"):
         known = {name: math.nan if name in ("loss", "train_loss") and v is None else v for name, v in known.items()}

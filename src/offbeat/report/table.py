@@ -24,10 +24,10 @@ class Record:
     """One run, simulated or live: what ``--json`` writes, and what a row of the table shows.
 
     ``loss`` and ``accuracy`` are those of the final model on held-out data, None where the task does not tell;
-    ``label`` is the strategy with the settings that differ from its defaults.
+    ``label`` is the method with the settings that differ from its defaults.
     """
 
-    strategy: str
+    method: str
     label: str
     mode: str
     task: str | None
@@ -64,7 +64,7 @@ class Record:
 def header(records: Sequence[Record]) -> list[str]:
     """The names of the columns; a speed-up only where there is something to compare."""
     several = ["speed-up"] if len(records) > 1 else []
-    return ["strategy", "time", *several, "waiting", "bytes sent", "loss", "accuracy"]
+    return ["method", "time", *several, "waiting", "bytes sent", "loss", "accuracy"]
 
 
 def cells(records: Sequence[Record]) -> list[list[str]]:

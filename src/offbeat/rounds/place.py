@@ -13,7 +13,7 @@ class Place:
 
     rules: Rules
     results: int = 0  # results that are there
-    taken: int = 0  # results handed to the strategy
+    taken: int = 0  # results handed to the method
     base: int = 0  # results contained in the weights the step under way was begun with
     outstanding: int = -1  # the last round arrived for
     begun: int = 0  # rounds that have taken what this worker gives to them; what it deposits now goes to the next one

@@ -120,7 +120,7 @@ class Seat:
         self.place = Place.beginning(rules, first_round)
         self._ahead = first_round - first_step  # rounds begin with the steps
         self._results: dict[int, tuple[Outcome, int]] = {}  # by count; with how many deposits of this worker are in it
-        self._lent: list[Vec] = []  # values that the strategy may still be reading
+        self._lent: list[Vec] = []  # values that the method may still be reading
         # By count, results that the worker has heard of and not taken, as far as is known here.
         self._shown: list[tuple[int, Got]] = []
         self._newest: Vec | None = None  # the last deposit, which what was shown before does not contain

@@ -59,11 +59,11 @@ class Told:
 class About:
     """What all workers of a run have in common."""
 
-    strategy: str
-    written: Mapping[str, Any]  # the strategy, so that it can be made again
+    method: str
+    written: Mapping[str, Any]  # the method, so that it can be made again
     workers: int
     seed: int
-    steps: int | None  # that strategies were told of, to plan ahead
+    steps: int | None  # that methods were told of, to plan ahead
     model: str  # a digest of the weights it began with
     task: str = ""  # its name, if one was given
     cannot: str = ""  # why this run cannot be replayed, if it cannot
@@ -107,6 +107,10 @@ def read(folder: Path) -> Order:
             f"{folder} holds no order of a run; `offbeat train --save DIR` and ob.attach(…, record=DIR) write one"
         )
     bodies = [_body(file) for file in files]
+    for body in bodies:
+        body["about"] = {
+            "method" if key == "strategy" else key: value for key, value in body["about"].items()
+        }  # earlier
     about = bodies[0]["about"]
     cannot = next((body["about"]["cannot"] for body in bodies if body["about"]["cannot"]), "")
     about["cannot"] = cannot

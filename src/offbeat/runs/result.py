@@ -27,7 +27,7 @@ class Result:
     final model. ``trace``: what happened when. ``talking``: how often each worker talked, where it decides by itself.
     """
 
-    strategy: str
+    method: str
     workers: int
     seed: int
     seconds: float
@@ -40,6 +40,11 @@ class Result:
     metrics: Mapping[str, float] = field(default_factory=dict)
     trace: Trace = field(default_factory=Trace)
     talking: tuple[Talking, ...] = ()
+
+    @property
+    def strategy(self) -> str:
+        """An earlier name of ``method``."""
+        return self.method
 
     @property
     def wait_fraction(self) -> float:

@@ -1,4 +1,4 @@
-"""The simulated world: every strategy in virtual time, up to thousands of workers in one process."""
+"""The simulated world: every method in virtual time, up to thousands of workers in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``simulate``: a strategy in virtual time; and ``replay``: a recorded run once more, in its own order."""
+"""``simulate``: a method in virtual time; and ``replay``: a recorded run once more, in its own order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from offbeat import delays as delays_
 from offbeat.basics import checks, draw
 from offbeat.delays import Seconds
 from offbeat.method.replica import Replica
-from offbeat.method.strategy import Strategy
+from offbeat.method.strategy import Method
 from offbeat.runs.order import About, Order, Told, digest, sampled
 from offbeat.runs.result import Run
 from offbeat.runs.trace import Trace
@@ -26,13 +26,14 @@ from offbeat.sim.replay.mismatch import Mismatch
 from offbeat.sim.replay.recorded import Recorded
 from offbeat.sim.workers import Work
 from offbeat.sim.world import Deadlock, World
+from offbeat.strategies import as_method
 from offbeat.tasks.task import Task
 from offbeat.tensors.sums import mean
 from offbeat.tensors.vector import Vec
 
 
 def simulate(
-    strategy: Strategy,
+    method: Method | str | None = None,
     task: Task | None = None,
     workers: int = 8,
     steps: int | None = None,
@@ -48,19 +49,20 @@ def simulate(
     rounds: bool = True,
     watch_s: float | None = None,
     record: str | Path | None = None,
+    strategy: Method | str | None = None,
 ) -> Run:
-    """Run ``strategy`` on ``workers`` simulated workers, in virtual time.
+    """Run ``method`` on ``workers`` simulated workers, in virtual time.
 
+    It may also be named in words, ``"wagma:tau=5"``; without one it is the default, that of ``ob.attach``.
     The run ends by one of ``steps`` (so many gradients for every worker), ``samples`` (so many gradients taken by all
     together) or ``seconds`` (of virtual time). ``compute_s`` is a step's computation, ``delays`` come on top, before
     it: numbers, distributions (``ob.delays``) or functions of (step, rank). ``task=None`` simulates time alone, with a
     model of ``parameters`` float32 numbers. ``spans`` keeps each worker's timeline in ``run.trace``, and the loss, the
     spread of the replicas and the period of adaptive averaging over time. ``watch_s`` evaluates the mean of all
     replicas that often (in virtual time), for ``run.curve``. ``record`` keeps the order of events in this folder, for
-    ``ob.replay``.
+    ``ob.replay``. (``strategy`` is an earlier name of ``method``.)
     """
-    if not isinstance(strategy, Strategy):
-        raise TypeError(f"{strategy!r} is not a strategy; use one such as ob.local_sgd(period=8)")
+    method = as_method(method, strategy)
     if task is not None and not isinstance(task, Task):
         raise TypeError(f"{task!r} is not a task; use ob.Task(…), ob.tasks.digits(), or None for time alone")
     checks.workers(workers)
@@ -68,7 +70,7 @@ def simulate(
         raise ValueError("a run without a task has no weights that a replay could end with; give it a task")
     told = [Told() for _ in range(workers)] if record is not None else None
     scene = _Scene(
-        strategy,
+        method,
         task,
         workers,
         seed,
@@ -84,18 +86,18 @@ def simulate(
         for own, taken in zip(told, run.gradients, strict=True):
             own.gradients = taken
         model = digest(p for p in task.build(seed).parameters() if p.requires_grad)
-        about = About(str(strategy), strategy.written(), workers, seed, steps, model, task.name, hosts=scene.hosts)
+        about = About(str(method), method.written(), workers, seed, steps, model, task.name, hosts=scene.hosts)
         Order(about, tuple(told), sampled(run.final)).write(Path(record))
     return run
 
 
 def replay(
-    order: Order, strategy: Strategy, task: Task, compute_s: Seconds, network: Network | None, spans: bool, rounds: bool
+    order: Order, method: Method, task: Task, compute_s: Seconds, network: Network | None, spans: bool, rounds: bool
 ) -> Run:
     """Run what a record tells once more, in its own order."""
     about, gradients = order.about, [own.gradients for own in order.told]
     scene = _Scene(
-        strategy,
+        method,
         task,
         about.workers,
         about.seed,
@@ -122,7 +124,7 @@ def replay(
 class _Scene:
     """What is run, and on what."""
 
-    strategy: Strategy
+    method: Method
     task: Task | None
     workers: int
     seed: int
@@ -146,7 +148,7 @@ def _run(
     watch_s: float | None,
     decider: Callable[[Fleet | None], Decides],
 ) -> Run:
-    strategy, task, workers, seed = scene.strategy, scene.task, scene.workers, scene.seed
+    method, task, workers, seed = scene.method, scene.task, scene.workers, scene.seed
     trace = Trace(keep_spans=spans, keep_rounds=rounds)
     fleet = Fleet(task, workers, seed) if task is not None else None
     replicas = [_replica(fleet, rank, scene) for rank in range(workers)]
@@ -163,7 +165,7 @@ def _run(
     )
     world = World(
         replicas,
-        strategy.body,
+        method.body,
         more,
         work,
         scene.network,
@@ -185,7 +187,7 @@ def _run(
         if observer is not None and fleet is not None:
             observer.close(fleet.losses())
         return Run(
-            strategy=str(strategy),
+            method=str(method),
             workers=workers,
             seed=seed,
             seconds=max(w.finished_s for w in world.workers),

@@ -54,7 +54,7 @@ class Worker:
         self.taken = 0  # gradients begun
         self.idle = self.done = self.ended = False
         self.finished_s = self.asked_s = 0.0
-        self.spent_s = 0.0  # of its own, since its strategy asked last
+        self.spent_s = 0.0  # of its own, since its method asked last
         self.waits = ""
 
 

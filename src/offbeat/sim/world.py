@@ -1,4 +1,4 @@
-"""Virtual time: one process that runs every worker's strategy and answers its requests.
+"""Virtual time: one process that runs every worker's method and answers its requests.
 
 SimPy keeps the clock and the queue of events. A worker is its coroutine; it is resumed with ``send`` when the answer to
 its request is there. Events of the same instant run in the order they were scheduled, so a run is a pure function of

@@ -51,7 +51,7 @@ def adaptive(
     low: float = 0.7,
     high: float = 1.3,
     cap: int = 64,
-    codec: Codec | None = None,
+    codec: Codec | str | None = None,
     moments: int | str | None = None,
 ) -> Body:
     """Average the weights of all with a period that follows the spread of the replicas.
@@ -77,7 +77,7 @@ def adaptive(
     Example: ``ob.adaptive(period=4, sampling="1000 steps")``
     """
     whole("period", period, 1)
-    coded(codec)
+    codec = coded(codec)
     whole("cap", cap, 1)
     measured_steps(sampling, period, None)
     between("low", low, 0, float("inf"))

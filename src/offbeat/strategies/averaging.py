@@ -57,7 +57,7 @@ class Averager:
 class Underway:
     """A mix that is finished some steps after it was begun, and that a checkpoint in between does not lose.
 
-    A resumed run starts the strategy's body anew, and a ticket cannot be saved. So what was sent stays in
+    A resumed run starts the method's body anew, and a ticket cannot be saved. So what was sent stays in
     ``memory.sent`` until it is finished, and a body that finds something there when it starts sends it again. All
     workers were saved at the same step, so all of them do, and the answer is the one that was on its way.
 

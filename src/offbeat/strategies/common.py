@@ -56,23 +56,24 @@ def fading(outer_momentum: object) -> float:
     return mu
 
 
-def coded(Q: object, *words: str) -> None:
-    """Refuse what is neither a codec, nor None, nor one of the words: a codec's name is none yet."""
-    if Q is None or Q in words or isinstance(Q, Codec):
-        return
-    others = "".join(f", {word!r}" for word in words)
-    raise ValueError(
-        f"codec is {Q!r}, but must be a codec, such as ob.codec.int8(){others} or None; ob.codec.parse reads a name"
-    )
+def coded(Q: object, *words: str) -> Codec | None:
+    """The codec that was given, if one was; refuses what is neither a codec, nor None, nor one of the words."""
+    if Q is None or Q in words:
+        return None
+    if not isinstance(Q, Codec):  # names were read before
+        others = "".join(f", {word!r}" for word in words)
+        raise ValueError(f"codec is {Q!r}, but must be a codec, such as 'int8' or ob.codec.int8(){others}, or None")
+    return Q
 
 
-def sends_all(Q: object, *words: str) -> None:
-    """Refuse a codec that leaves numbers out, where a method has no way to send them later."""
-    coded(Q, *words)
-    if isinstance(Q, Codec) and codec.leaves_out(Q):
+def sends_all(Q: object, *words: str) -> Codec | None:
+    """The same where a method has no way to send later what a codec leaves out, and refuses such a codec."""
+    given = coded(Q, *words)
+    if given is not None and codec.leaves_out(given):
         raise ValueError(
-            f"nothing sends later what {Q.name} leaves out; use bf16, fp16, int8 or qsgd8 here, or {LATER}"
+            f"nothing sends later what {given.name} leaves out; use bf16, fp16, int8 or qsgd8 here, or {LATER}"
         )
+    return given
 
 
 def quorum(wait: str | int | float | Wait) -> Wait:

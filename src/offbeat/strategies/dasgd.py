@@ -50,7 +50,7 @@ def dasgd(
     delay: int = 1,
     xi: float = 0.25,
     merge: Literal["paper", "correct"] = "paper",
-    codec: Codec | None = None,
+    codec: Codec | str | None = None,
     moments: int | str | None = None,
 ) -> Body:
     """Average the weights of all in the background, and blend the result in d steps later.
@@ -74,7 +74,7 @@ def dasgd(
     Example: ``ob.dasgd(period=8, delay=2, merge="correct")``
     """
     whole("period", period, 1)
-    coded(codec)
+    codec = coded(codec)
     whole("delay", delay, 0)
     between("xi", xi, 0, 1)
     if delay >= period:

@@ -49,7 +49,7 @@ def diloco(
     fragments: int = 1,
     overlap: int = 0,
     merge: float = 0.0,
-    codec: Codec | None = None,
+    codec: Codec | str | None = None,
     pace: Pace | None = None,
     moments: int | str | None = None,
 ) -> Body:
@@ -79,7 +79,7 @@ def diloco(
     Example: ``ob.diloco(period=100, fragments=4, overlap=5, merge=0.5, codec=ob.codec.qsgd(4))``
     """
     H, pace = steps_and_pace(period, pace, PERIOD)
-    coded(codec)
+    codec = coded(codec)
     whole("fragments", fragments, 1)
     whole("overlap", overlap, 0)
     eta = between("outer_lr", outer_lr, 0, float("inf"))

@@ -33,7 +33,7 @@ PAPER = Paper(
 def dpsgd(
     graph: str | Iterable[Edge] = "ring",
     order: Literal["cta", "atc"] = "cta",
-    codec: Codec | None = None,
+    codec: Codec | str | None = None,
     moments: int | str | None = None,
 ) -> Body:
     """Average the weights with the neighbours on a graph, every step, hidden behind the gradient.
@@ -55,7 +55,7 @@ def dpsgd(
     Example: ``ob.dpsgd("torus")``
     """
     graph = named(graph)
-    sends_all(codec)
+    codec = sends_all(codec)
     one_of("order", order, ("cta", "atc"))
     K = every(moments)
 

@@ -53,7 +53,7 @@ def eager(
     late: int = 0,
     grace: Window = 0.0,
     per_node: int = 1,
-    codec: Codec | None = None,
+    codec: Codec | str | None = None,
 ) -> Body:
     """Sum gradients without waiting for the late ones; they are carried over, each applied once.
 
@@ -93,7 +93,7 @@ def eager(
     """
     whole("per_node", per_node, 1)
     one_of("stale", stale, ("carry", "drop", "fade"))
-    sends_all(codec)
+    codec = sends_all(codec)
     one_of("apply", apply, ("queue", "latest"))
     absent: Absent = "drop" if stale == "drop" else "carry"
     how = rules(

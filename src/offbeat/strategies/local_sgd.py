@@ -34,7 +34,7 @@ PERIOD = 8
 @method(PAPER, Facts(meets="everyone", waits_where_it_begins=True))
 def local_sgd(
     period: int | Literal["speed"] = PERIOD,
-    codec: Codec | None = None,
+    codec: Codec | str | None = None,
     pace: Pace | None = None,
     moments: int | str | None = None,
 ) -> Body:
@@ -71,7 +71,7 @@ def local_sgd(
     Example: ``ob.local_sgd(period=8, codec=ob.codec.qsgd(bits=8))``
     """
     H, pace = steps_and_pace(period, pace, PERIOD)
-    coded(codec)
+    codec = coded(codec)
     K = every(moments)
 
     async def paced(me: Replica) -> None:

@@ -31,7 +31,7 @@ PAPER = Paper(
 def matcha(
     graph: str | Iterable[Edge] = "ring",
     budget: float = 0.5,
-    codec: Codec | None = None,
+    codec: Codec | str | None = None,
     moments: int | str | None = None,
 ) -> Body:
     """Average the weights along random matchings of a graph, within a communication budget.
@@ -56,7 +56,7 @@ def matcha(
     Example: ``ob.matcha("torus", budget=0.3)``
     """
     graph = named(graph)
-    sends_all(codec)
+    codec = sends_all(codec)
     between("budget", budget, 0, 1)
     if budget == 0:
         raise ValueError("a budget of 0 never mixes; use a number over 0 and up to 1")

@@ -31,7 +31,7 @@ PAPER = Paper(
 
 
 @method(PAPER)
-def msync(m: str | int | float | Wait = "75%", codec: Codec | None = None) -> Body:
+def msync(m: str | int | float | Wait = "75%", codec: Codec | str | None = None) -> Body:
     """Step with the mean of the first m gradients, and drop the others.
 
     Each worker makes one gradient a round, at the weights that all share. When m are there, all take the step
@@ -50,7 +50,7 @@ def msync(m: str | int | float | Wait = "75%", codec: Codec | None = None) -> Bo
 
     Example: ``ob.msync("90%")``
     """
-    sends_all(codec)
+    codec = sends_all(codec)
     how = rules(
         wait=quorum(m), absent="drop", full_every=None, catch_up="current", sync="barrier", staleness=None, late=0
     )

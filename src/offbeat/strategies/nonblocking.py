@@ -77,7 +77,7 @@ def nonblocking(
     at_least: int = 1,
     scale_lr: bool = False,
     budget: float = 0.5,
-    codec: Codec | None = None,
+    codec: Codec | str | None = None,
 ) -> Body:
     """Stop computing when the first worker is through its batch; use exactly what was finished.
 
@@ -113,7 +113,7 @@ def nonblocking(
     whole_or("micro", micro, 1, "auto")
     one_of("weighting", weighting, ("samples", "workers"))
     whole("at_least", at_least, 0)
-    sends_all(codec)
+    codec = sends_all(codec)
     between("budget", budget, 0.0, 1.0)
     if over == "matcha" and budget == 0:
         raise ValueError("over='matcha' with a budget of 0 never mixes; use a number over 0 and up to 1")

@@ -47,7 +47,7 @@ PAPER = Paper(
 
 @method(PAPER)
 def ringmaster(
-    threshold: int | Literal["workers"] | None = "workers", per_node: int = 1, codec: Codec | None = None
+    threshold: int | Literal["workers"] | None = "workers", per_node: int = 1, codec: Codec | str | None = None
 ) -> Body:
     """Apply every gradient as soon as it is there, unless the weights have moved on R times since it was begun.
 
@@ -76,7 +76,7 @@ def ringmaster(
     """
     whole_or("threshold", threshold, 1, "workers", None)
     whole("per_node", per_node, 1)
-    sends_all(codec)
+    codec = sends_all(codec)
 
     async def body(me: Replica) -> None:
         P = Nodes(me.size, per_node).count

@@ -83,7 +83,7 @@ def self_clocked(
     staleness: int | None = None,
     grace: Window = 0.0,
     per_node: int = 1,
-    codec: Codec | Literal["auto"] | None = "auto",
+    codec: Codec | Literal["auto"] | str | None = "auto",
     squares: int | Literal["auto"] = "auto",
     outer_momentum: float = 0.0,
     moments: int | None = None,
@@ -138,7 +138,7 @@ def self_clocked(
     asked = None if wait == "auto" else quorum(wait)
     whole_or("squares", squares, 1, "auto")
     fading(outer_momentum)
-    sends_all(codec, "auto")
+    given = sends_all(codec, "auto")
     K = both_every(moments)
     if late not in (0, 1):
         raise ValueError(f"late is {late!r}, but a result can be 0 or 1 rounds late")
@@ -173,7 +173,7 @@ def self_clocked(
         workers = min(SQUARES if squares == "auto" else squares, P)
         beta = outer_momentum if P > 1 else 0.0
         blocks = topology.everyone(P) if all_meet else topology.groups(P, S)
-        coded = me.hosts > 1 if codec == "auto" else me.sends(codec) is not None
+        coded = me.hosts > 1 if codec == "auto" else me.sends(given) is not None
         mem = me.recall(
             start=me.x.clone() if coded else None,  # with a codec, the displacement from the common beginning travels
             lost=nothing_lost(me.x) if coded else None,
@@ -184,7 +184,7 @@ def self_clocked(
             u=me.x.zeros_like() if beta else None,  # the outer momentum
         )
         # A run that is resumed on other hosts goes on as it began: they have no common beginning to start from anew.
-        Q = None if mem.start is None else BETWEEN_HOSTS if codec == "auto" else codec
+        Q = None if mem.start is None else BETWEEN_HOSTS if codec == "auto" else given
         sent = me.sends(Q)
         draws = (2 if Q is not None and P <= DRAWING else 0) if draw == "auto" else draw
         # Whatever is handed in counts for the next round, however old the weights it was made with.

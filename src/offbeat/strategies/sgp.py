@@ -31,7 +31,9 @@ PAPER = Paper(
 
 @method(PAPER)
 def sgp(
-    graph: str | Iterable[Edge] = "one_peer_exponential", codec: Codec | None = None, moments: int | str | None = None
+    graph: str | Iterable[Edge] = "one_peer_exponential",
+    codec: Codec | str | None = None,
+    moments: int | str | None = None,
 ) -> Body:
     """Push a share of the weights to one peer a step along a directed graph, and correct for the imbalance.
 
@@ -53,7 +55,7 @@ def sgp(
     Example: ``ob.sgp()``
     """
     graph = named(graph)
-    sends_all(codec)
+    codec = sends_all(codec)
     K = every(moments)
 
     async def body(me: Replica) -> None:

@@ -53,7 +53,7 @@ def sparseloco(
     period: int = 30,
     decay: float = 0.95,
     outer_lr: float = 1.0,
-    codec: Codec | None = TOP_64,
+    codec: Codec | str | None = TOP_64,
     moments: int | str | None = None,
 ) -> Body:
     """Take H steps alone, then send the few largest numbers of the way; what was left out fades and comes later.
@@ -78,7 +78,7 @@ def sparseloco(
     Example: ``ob.sparseloco(period=30, codec=ob.codec.topk(128))``
     """
     whole("period", period, 1)
-    coded(codec)
+    codec = coded(codec)
     beta = between("decay", decay, 0, 1)
     alpha = between("outer_lr", outer_lr, 0, float("inf"))
     K = every(moments)

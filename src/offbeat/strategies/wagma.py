@@ -66,7 +66,7 @@ def wagma(
     late: int = 0,
     grace: Window = 0.0,
     per_node: int = 1,
-    codec: Codec | None = None,
+    codec: Codec | str | None = None,
     moments: int | None = None,
 ) -> Body:
     """Average weights in rotating groups without waiting, all of them every τ steps.
@@ -103,7 +103,7 @@ def wagma(
     """
     whole("per_node", per_node, 1)
     optional("group", group)
-    sends_all(codec)
+    codec = sends_all(codec)
     one_of("merge", merge, ("paper", "correct"))
     K = both_every(moments)
     corrects = merge == "correct" or late > 0

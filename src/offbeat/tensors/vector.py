@@ -1,8 +1,8 @@
 """A model's weights as one vector, although it may hold several dtypes.
 
 A ``Vec`` is a short tuple of one-dimensional tensors (one per dtype and device) that is added, scaled and mixed as
-one. Strategies are written on it, so that a model with float32 and bfloat16 layers needs no word in any of them. A
-*phantom* holds no tensors but knows its size: time-only simulation runs the very same strategies on phantoms.
+one. Methods are written on it, so that a model with float32 and bfloat16 layers needs no word in any of them. A
+*phantom* holds no tensors but knows its size: time-only simulation runs the very same methods on phantoms.
 """
 
 from __future__ import annotations

@@ -35,7 +35,9 @@ def refusals(rank: int) -> Any:
         "LBFGS": attempt(lambda: ob.attach(torch.optim.LBFGS(model.parameters()), model, ob.allreduce())),
         "nothing to learn": attempt(lambda: ob.attach(sgd(frozen), frozen, ob.allreduce())),
         "swapped": attempt(lambda: attach(model, sgd(model), ob.allreduce())),
-        "no strategy": attempt(lambda: attach(sgd(model), model, "local_sgd")),
+        "no method": attempt(lambda: attach(sgd(model), model, 8)),
+        "no such method": attempt(lambda: attach(sgd(model), model, "lokal_sgd:period=8")),
+        "both names": attempt(lambda: attach(sgd(model), model, "eager", strategy=ob.allreduce())),
         "factory": attempt(lambda: attach(sgd(model), model, ob.local_sgd)),
         "twice": attempt(lambda: ob.attach(attached, other, ob.allreduce())),
         "accumulate": attempt(lambda: ob.attach(sgd(model), model, ob.allreduce(), accumulate=0)),
@@ -56,9 +58,11 @@ def refusals(rank: int) -> Any:
     [
         ("LBFGS", "LBFGS needs a closure"),
         ("nothing to learn", "no trainable parameters"),
-        ("swapped", "attach takes (optimizer, model, strategy), but got (Sequential, SGD"),
-        ("no strategy", "'local_sgd' is not a strategy; use one such as ob.local_sgd(period=8)"),
-        ("factory", "is not a strategy; use one such as ob.local_sgd(period=8)"),
+        ("swapped", "attach takes (optimizer, model, method), but got (Sequential, SGD"),
+        ("no method", "8 is not a method; use one such as ob.local_sgd(period=8), in words 'local_sgd:period=8'"),
+        ("no such method", "no method is called 'lokal_sgd'; did you mean 'local_sgd'?"),
+        ("both names", "method=eager and strategy=allreduce() are two names of one argument; give method alone"),
+        ("factory", "TypeError: ob.local_sgd is the function that makes the method; call it: ob.local_sgd()"),
         ("twice", "attached already, with allreduce()"),
         ("accumulate", "accumulate is 0"),
         ("ddp", "DistributedDataParallel"),
@@ -108,7 +112,7 @@ def foreign_effect(rank: int) -> Any:
 
 def test_an_effect_that_is_not_ours_is_named(told: Told) -> None:
     for said in told(foreign_effect):
-        assert "a strategy awaited Sleep(), which is not an Offbeat effect" in said
+        assert "a method awaited Sleep(), which is not an Offbeat effect" in said
 
 
 def _partly_frozen(width: int) -> nn.Module:
@@ -127,7 +131,7 @@ def mismatches(rank: int) -> Any:
         "count": lambda: (nn.Linear(2, 2, bias=not odd), ob.allreduce(), {}),
         "frozen": lambda: (_partly_frozen(3 if odd else 2), ob.allreduce(), {}),
         "buffers": lambda: (nn.BatchNorm1d(2, track_running_stats=not odd), ob.allreduce(), {}),
-        "strategy": lambda: (net(), ob.local_sgd(period=4 if odd else 8), {}),
+        "method": lambda: (net(), ob.local_sgd(period=4 if odd else 8), {}),
         "accumulate": lambda: (net(), ob.allreduce(), {"accumulate": 2 if odd else 1}),
         "seed": lambda: (net(), ob.noloco(), {"seed": int(odd)}),
     }
@@ -147,7 +151,7 @@ def mismatches(rank: int) -> Any:
         ("count", ["rank 0 has 2 ", "rank 2 has 1"]),
         ("frozen", ["(2, 2)", "(3, 2)", "(frozen)"]),
         ("buffers", ["rank 0 has 5 ", "rank 2 has 2"]),
-        ("strategy", ["local_sgd(period=8", "local_sgd(period=4"]),
+        ("method", ["method: rank 0 has local_sgd(period=8", "local_sgd(period=4"]),
         ("accumulate", ["accumulate: rank 0 has 1, rank 2 has 2"]),
         ("seed", ["seed: rank 0 has 0, rank 2 has 1"]),
     ],

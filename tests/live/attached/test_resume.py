@@ -148,7 +148,6 @@ def foreign_states(rank: int) -> Any:
 def test_a_state_of_another_strategy_is_refused_and_a_plain_one_is_loaded(told: Told) -> None:
     for said, same_momentum in told(foreign_states):
         assert "saved with period=4, but local_sgd is attached with period=8" in said
-        assert "local_sgd(period=8" in said
         assert same_momentum
 
 

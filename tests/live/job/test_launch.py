@@ -112,7 +112,7 @@ def test_compare_live_writes_one_run_for_each_strategy(tmp_path: Path, capsys: p
     common = ["--task", "regression", "--workers", "2", "--steps", "4", "--delay", "1 rank 20ms", "--json", str(file)]
     assert main(["compare", "--live", "allreduce", "qsgd:bits=4", *common]) == 0
     runs = json.loads(file.read_text())["runs"]
-    assert [(run["strategy"], run["mode"], run["workers"], run["steps"]) for run in runs] == [
+    assert [(run["method"], run["mode"], run["workers"], run["steps"]) for run in runs] == [
         ("allreduce", "live", 2, 4),
         ("qsgd", "live", 2, 4),
     ]
@@ -129,7 +129,7 @@ def test_train_without_a_strategy_takes_the_default_names_its_carrier_and_its_fo
     words = ["--task", "regression", "--workers", "2", "--steps", "5", "--compute", "20ms", "--delay", "rank 1 100ms"]
     assert main(["train", *words, "--report", kept, "--json", str(file)]) == 0
     (live,) = json.loads(file.read_text())["runs"]
-    assert (live["strategy"], live["mode"], live["workers"]) == ("self_clocked", "live", 2)
+    assert (live["method"], live["mode"], live["workers"]) == ("self_clocked", "live", 2)
     assert live["carriers"] == ["shm"]
     assert "vectors went through shm" in Path(kept, "report.html").read_text()
     capsys.readouterr()

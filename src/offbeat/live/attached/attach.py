@@ -26,8 +26,8 @@ from offbeat.live.transport import ending, processes
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import ConfigMismatch, OffbeatError, PeerFailed
 from offbeat.live.transport.meeting import meet
-from offbeat.method.strategy import Strategy
-from offbeat.strategies.self_clocked import self_clocked
+from offbeat.method.strategy import Method
+from offbeat.strategies import as_method
 
 _number = itertools.count()
 
@@ -111,7 +111,7 @@ def init(timeout_s: float = 1800.0) -> None:
 def attach(
     optimizer: torch.optim.Optimizer,
     model: nn.Module,
-    strategy: Strategy | None = None,
+    method: Method | str | None = None,
     *,
     max_norm: float | None = None,
     accumulate: int = 1,
@@ -121,34 +121,33 @@ def attach(
     log: Log | None = None,
     record: str | Path | Recorder | None = None,
     mesh: DeviceMesh | None = None,
+    strategy: Method | str | None = None,
 ) -> Attached:
-    """Let ``strategy`` decide what each ``optimizer.step()`` exchanges. Every rank must call it.
+    """Let ``method`` decide what each ``optimizer.step()`` exchanges. Every rank must call it.
 
     Without one it is ``self_clocked()``, which needs no choosing: nobody waits, and workers talk as often as the
-    network lets them.
+    network lets them. Others are ``ob.wagma(tau=5)``, or in words, as on the command line, ``"wagma:tau=5"``.
 
     Rank 0's parameters and buffers are given to all. ``max_norm`` clips what the inner optimiser is given;
-    ``accumulate`` declares how many ``backward()`` calls make a step; ``steps`` tells strategies that plan ahead how
+    ``accumulate`` declares how many ``backward()`` calls make a step; ``steps`` tells methods that plan ahead how
     long the run is; ``patience_s`` is the longest wait for a peer before the run is given up; ``log`` hears of
     every step: a ``SummaryWriter``, or anything with its ``add_scalar(tag, value, step)``. ``record``: a folder, into
     which each rank writes at the end what decided the run; ``ob.replay`` runs it again, if model, data and optimiser
     are those of a ``Task``. ``mesh``: the ranks over which ``fully_shard`` has spread the model, which are one worker;
-    without it they are found from the parameters.
+    without it they are found from the parameters. (``strategy`` is an earlier name of ``method``.)
     """
     if isinstance(optimizer, Attached):
-        raise ValueError(
-            f"this optimizer is attached already, with {optimizer.strategy}; attach the inner one only once"
-        )
-    strategy = self_clocked() if strategy is None else strategy
-    checks.check(optimizer, model, strategy)
+        raise ValueError(f"this optimizer is attached already, with {optimizer.method}; attach the inner one only once")
+    checks.check(optimizer, model, strategy if method is None else method)
+    method = as_method(method, strategy)
     whole("attach: accumulate", accumulate, 1)
     init(patience_s)
     store = dist.distributed_c10d._get_default_store()
     board = Board(store, f"offbeat/{next(_number)}", dist.get_rank(), dist.get_world_size())
     recorder = NoRecorder() if record is None else record if isinstance(record, Recorder) else Recorder(record)
     given = Arguments(max_norm, accumulate, steps, seed, patience_s, log, recorder, mesh)
-    run = Training(optimizer, model, strategy, board, given, _World.let_go)
+    run = Training(optimizer, model, method, board, given, _World.let_go)
     _World.users += 1
     if run.is_sharded:
         _World.made = False  # the model's own groups lie in it, and the model is there after the run
-    return Attached(optimizer, strategy, run)
+    return Attached(optimizer, method, run)

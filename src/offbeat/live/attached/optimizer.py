@@ -1,4 +1,4 @@
-"""``Attached``: the user's optimiser, whose step is a strategy's."""
+"""``Attached``: the user's optimiser, whose step is a method's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from offbeat.live.attached.stats import Summary
 from offbeat.live.attached.training import Training
 from offbeat.live.transport.errors import OffbeatError, PeerFailed
 from offbeat.method.replica import Replica
-from offbeat.method.strategy import Strategy
+from offbeat.method.strategy import Method
 from offbeat.runs.trace import Trace
 
 P = ParamSpec("P")
@@ -36,15 +36,20 @@ def _over_when_a_peer_fails(method: Callable[Concatenate[Attached, P], T]) -> Ca
 
 
 class Attached(torch.optim.Optimizer):
-    """A torch optimiser whose ``step`` is a strategy's. It shares ``param_groups`` and ``state`` with the inner one.
+    """A torch optimiser whose ``step`` is a method's. It shares ``param_groups`` and ``state`` with the inner one.
 
     ``finish()`` (or the end of a ``with`` block) ends the run on all ranks with equal weights; ``average()`` makes them
     equal in the middle of one.
     """
 
-    def __init__(self, inner: torch.optim.Optimizer, strategy: Strategy, run: Training) -> None:
+    def __init__(self, inner: torch.optim.Optimizer, method: Method, run: Training) -> None:
         # torch's own __init__ would add the parameters anew; what it sets up is shared with the inner optimiser.
-        self.inner, self.strategy, self._run = inner, strategy, run
+        self.inner, self.method, self._run = inner, method, run
+
+    @property
+    def strategy(self) -> Method:
+        """An earlier name of ``method``."""
+        return self.method
 
     # What a torch optimiser has.
 
@@ -61,7 +66,7 @@ class Attached(torch.optim.Optimizer):
         return self.inner.defaults
 
     def __repr__(self) -> str:
-        return f"{self.strategy} on rank {self.rank} of {self.size} over {self.inner!r}"
+        return f"{self.method} on rank {self.rank} of {self.size} over {self.inner!r}"
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._run.stepping.gradients.forget_backwards()
@@ -78,7 +83,7 @@ class Attached(torch.optim.Optimizer):
         return self.inner.register_step_post_hook(hook)
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimiser's state and, under "offbeat", the strategy's. Local: nothing is communicated.
+        """The inner optimiser's state and, under "offbeat", the method's. Local: nothing is communicated.
 
         Methods whose rounds nobody waits for (``eager``, ``wagma``, ``ad_psgd``) have some under way at any moment:
         call ``average()`` on all ranks before, and nothing is lost or applied twice.
@@ -94,12 +99,12 @@ class Attached(torch.optim.Optimizer):
         own = rest.pop("offbeat", None)
         if own is not None:  # first, as it may refuse: then nothing is loaded
             self._run.restore(own)
-        if rest or own is None:  # else only the strategy's, as where the inner one was loaded by itself
+        if rest or own is None:  # else only the method's, as where the inner one was loaded by itself
             self.inner.load_state_dict(rest)
 
     @_over_when_a_peer_fails
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of the strategy with the gradients that backward left in ``p.grad``."""
+        """One step of the method with the gradients that backward left in ``p.grad``."""
         self._run.refuse_if_over("step()")
         loss = None
         if closure is not None:
@@ -128,7 +133,7 @@ class Attached(torch.optim.Optimizer):
 
     @property
     def me(self) -> Replica:
-        """This worker, as the strategy knows it."""
+        """This worker, as the method knows it."""
         return self._run.me
 
     @property

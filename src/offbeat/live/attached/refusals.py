@@ -15,18 +15,16 @@ from offbeat.basics.version import __version__
 from offbeat.live.attached.flat import Flat
 from offbeat.live.carriers import hosts
 from offbeat.live.transport.errors import OffbeatError
-from offbeat.method.strategy import Strategy
+from offbeat.method.strategy import Method
 
 
-def check(optimizer: object, model: object, strategy: object) -> None:
+def check(optimizer: object, model: object, method: object) -> None:
     """Sentences for what cannot be attached."""
     if not isinstance(optimizer, torch.optim.Optimizer) or not isinstance(model, nn.Module):
         raise TypeError(
-            "attach takes (optimizer, model, strategy), but got "
-            f"({type(optimizer).__name__}, {type(model).__name__}, {type(strategy).__name__})"
+            "attach takes (optimizer, model, method), but got "
+            f"({type(optimizer).__name__}, {type(model).__name__}, {type(method).__name__})"
         )
-    if not isinstance(strategy, Strategy):
-        raise TypeError(f"{strategy!r} is not a strategy; use one such as ob.local_sgd(period=8)")
     _check_wrappers(model)
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
@@ -117,21 +115,21 @@ def _caller() -> str:
     return "" if frame is None else str(frame.f_globals.get("__name__", ""))
 
 
-def check_sharded(strategy: Strategy) -> None:
+def check_sharded(method: Method) -> None:
     """Sentences for what cannot be done with a sharded model."""
-    if strategy.facts.cuts_batches:
+    if method.facts.cuts_batches:
         raise ValueError(
-            f"{strategy} lets every rank stop in the middle of its batch, but the ranks of a sharded model must take "
+            f"{method} lets every rank stop in the middle of its batch, but the ranks of a sharded model must take "
             "all backward passes together; use one that takes whole batches, such as ob.self_clocked()"
         )
 
 
-def facts(flat: Flat, strategy: Strategy, **arguments: object) -> dict[str, str]:
+def facts(flat: Flat, method: Method, **arguments: object) -> dict[str, str]:
     """What every rank must have alike. A difference in any of these would end in a hang, or in silent nonsense."""
     return {
         "Offbeat version": __version__,
         "torch version": torch.__version__,
-        "strategy": str(strategy),
+        "method": str(method),
         hosts.VARIABLE: hosts.wanted() or "(not set)",
         **{name: str(value) for name, value in arguments.items()},
         "parameters": flat.facts(),

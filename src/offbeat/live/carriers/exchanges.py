@@ -272,7 +272,7 @@ class Transport:
             self._groups[ranks] = Group("mixes", ranks, self._board, self.waiter)
         return self._groups[ranks]
 
-    # Beside the strategy: start, average, ending. A group of their own, so that they pass what is in flight.
+    # Beside the method: start, average, ending. A group of their own, so that they pass what is in flight.
 
     def broadcast(self, tensor: Tensor) -> None:
         """Rank 0's values for all, as bytes: Gloo does not know every dtype."""

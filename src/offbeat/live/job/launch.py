@@ -28,7 +28,7 @@ from offbeat.live.job import worker
 from offbeat.live.job.steplog import Status
 from offbeat.live.job.worker import STATUS, Job, read_statuses
 from offbeat.live.transport.errors import PeerFailed
-from offbeat.method.strategy import Strategy
+from offbeat.method.strategy import Method
 from offbeat.runs.result import LiveRun
 from offbeat.tasks.task import Task
 
@@ -39,7 +39,7 @@ LOOK_S = 0.1
 
 
 def launch(
-    strategy: Strategy,
+    method: Method,
     task: Task,
     *,
     workers: int,
@@ -50,7 +50,7 @@ def launch(
     progress: Callable[[int], None] | None = None,
     record: bool = False,
 ) -> LiveRun:
-    """Train ``task`` under ``strategy`` in ``workers`` processes of this machine, ``steps`` steps each.
+    """Train ``task`` under ``method`` in ``workers`` processes of this machine, ``steps`` steps each.
 
     ``delays`` are slept before each step's computation, ``compute_s`` on top, as a stand-in for a larger model:
     numbers, distributions (``ob.delays``) or importable functions of (step, rank). ``progress`` is called from another
@@ -66,7 +66,7 @@ def launch(
         raise ValueError(f"steps={steps!r} cannot end a run; use a whole number, 0 or more")
     for what, spec in (("delays", delays), ("compute_s", compute_s)):
         delays_.bind(spec, seed=seed, workers=workers, what=what)  # for its sentences, before anything is started
-    job = Job(strategy, task, steps, seed, delays, compute_s, record=record)
+    job = Job(method, task, steps, seed, delays, compute_s, record=record)
 
     told = -1
 
@@ -137,7 +137,7 @@ def _packed(jobs: Sequence[Job]) -> bytes:
     functions = "let its functions be importable ones (def, functools.partial), not lambdas or functions inside others"
     for job in jobs:
         parts: tuple[tuple[str, object, str], ...] = (
-            (f"the strategy {job.strategy}", job.strategy, "let its settings be plain values"),
+            (f"the method {job.method}", job.method, "let its settings be plain values"),
             (f"the task {job.task.name!r}", job.task, functions),
             ("the function given as delays", job.delays, "let it be an importable one, or use ob.delays"),
             ("the function given as compute_s", job.compute_s, "let it be an importable one, or use ob.delays"),

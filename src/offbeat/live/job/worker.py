@@ -1,4 +1,4 @@
-"""One member of a live run: builds the task, trains it under a strategy, and tells rank 0 how it went."""
+"""One member of a live run: builds the task, trains it under a method, and tells rank 0 how it went."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from offbeat.live.job import ddp
 from offbeat.live.job.ddp import Ddp
 from offbeat.live.job.steplog import Status, StepLog, StepRecord, assemble
 from offbeat.method.facts import Facts
-from offbeat.method.strategy import Strategy
+from offbeat.method.strategy import Method
 from offbeat.runs.foreign import ForeignWait, together
 from offbeat.runs.order import Order, Told
 from offbeat.runs.result import LiveRun
@@ -47,7 +47,7 @@ Tell = Callable[[Status], None]
 class Job:
     """What every worker is told.
 
-    ``strategy`` may be the word ``"ddp"``: torch's own DistributedDataParallel, for comparison. ``delays`` and
+    ``method`` may be the word ``"ddp"``: torch's own DistributedDataParallel, for comparison. ``delays`` and
     ``compute_s`` are slept before the computation of a step, as functions of the seed, the step and the rank alone:
     delays are lateness, ``compute_s`` stands for computation that this machine does not do. Where a batch is cut into
     micro-batches, each sleeps its share of both. ``shared``: instead of ``steps`` batches for each worker there is one
@@ -55,7 +55,7 @@ class Job:
     ``record``: keep what decides the run (of DDP, nothing does).
     """
 
-    strategy: Strategy | Literal["ddp"]
+    method: Method | Literal["ddp"]
     task: Task
     steps: int
     seed: int = 0
@@ -103,8 +103,8 @@ def _train(job: Job, tell: Tell | None, number: int = 0) -> LiveRun | None:
     inner = task.optimizer(parameters)
     optimizer: Attached | Ddp
     recorder = Recorder(task=task.name) if job.record else None
-    if isinstance(job.strategy, Strategy):
-        optimizer = attach(inner, model, job.strategy, steps=job.steps, seed=job.seed, record=recorder)
+    if isinstance(job.method, Method):
+        optimizer = attach(inner, model, job.method, steps=job.steps, seed=job.seed, record=recorder)
     else:
         optimizer = Ddp(inner, model)
 
@@ -138,9 +138,9 @@ def _train(job: Job, tell: Tell | None, number: int = 0) -> LiveRun | None:
     if rank != 0:
         return None
     records = [s.records for s in shares]
-    trace = assemble(records, facts_of(job.strategy))
+    trace = assemble(records, facts_of(job.method))
     return LiveRun(
-        strategy=str(job.strategy),
+        method=str(job.method),
         workers=workers,
         seed=job.seed,
         seconds=max(s.finished_s for s in shares),
@@ -194,7 +194,7 @@ def _steps(
     compute_s = delays_.bind(job.compute_s, seed=job.seed, workers=workers, what="compute_s")
     device = next(p.device for p in model.parameters() if p.requires_grad)
     forward = optimizer.model if isinstance(optimizer, Ddp) else model
-    cuts = facts_of(job.strategy).cuts_batches
+    cuts = facts_of(job.method).cuts_batches
     cuda = draw.cuda_of(model.parameters())
 
     def loaded(step: int) -> list[Tensor]:
@@ -264,8 +264,8 @@ def _steps(
         log.over(loss, samples, optimizer.wait_s, optimizer.wire_bytes, period)
 
 
-def facts_of(strategy: Strategy | Literal["ddp"]) -> Facts:
-    return strategy.facts if isinstance(strategy, Strategy) else ddp.FACTS
+def facts_of(method: Method | Literal["ddp"]) -> Facts:
+    return method.facts if isinstance(method, Method) else ddp.FACTS
 
 
 def entry(payload: bytes, folder: str) -> None:

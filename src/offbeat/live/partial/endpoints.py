@@ -63,7 +63,7 @@ class Nobody:
 
 
 class Endpoints:
-    """The clerk of this process, and at rank 0 the hub; nothing of either until a strategy opens a channel.
+    """The clerk of this process, and at rank 0 the hub; nothing of either until a method opens a channel.
 
     A channel beside the run's has another clerk and another hub: endpoints of its own, in a ``section`` of the board.
     """
@@ -117,13 +117,13 @@ class Endpoints:
     @property
     def pairs(self) -> SharedWeights | Visitor:
         if self._pairs is None:
-            raise OffbeatError("the strategy meets a peer before it has shared its weights; await Share(me.x) first")
+            raise OffbeatError("the method meets a peer before it has shared its weights; await Share(me.x) first")
         return self._pairs
 
     @property
     def clerk(self) -> AtChannel:
         if self._clerk is None:
-            raise OffbeatError("the strategy uses a channel that it has not opened; await Open(channel, …) first")
+            raise OffbeatError("the method uses a channel that it has not opened; await Open(channel, …) first")
         return self._clerk
 
     @property
@@ -233,7 +233,7 @@ class Endpoints:
     def _refuse_if_open(self) -> None:
         if self.is_open:
             raise OffbeatError(
-                "a strategy opens one channel, or shares its weights once, and others beside=True, each once"
+                "a method opens one channel, or shares its weights once, and others beside=True, each once"
             )
 
     def rest(self, x: Vec | None) -> Got | None:

@@ -12,4 +12,4 @@ class PeerFailed(OffbeatError):
 
 
 class ConfigMismatch(OffbeatError):
-    """Workers that do not fit together: another model, strategy or version. Nothing has been exchanged yet."""
+    """Workers that do not fit together: another model, method or version. Nothing has been exchanged yet."""
