@@ -65,6 +65,7 @@ def test_chronic_and_passing_lateness_are_told_apart_in_one_run() -> None:
     said = verdict(busy, [0.0, 1.0, 1.0, 0.0])
     assert said.startswith("Rank 3 is chronically slow")
     assert said.endswith("; rank 0 was late now and then.")
+    assert "rank 0" not in verdict(busy, [0.0] * 4), "where nobody waits, the chronic one is enough"
 
 
 def test_nobody_is_slow_where_all_are_alike_or_one_step_was_odd() -> None:
@@ -90,11 +91,13 @@ def test_a_trifle_of_waiting_is_not_put_down_to_the_slow_one() -> None:
 
 
 def test_where_the_slow_one_waits_as_long_as_the_others_they_do_not_wait_for_it() -> None:
-    for own_s, share in ((5.0, "43%"), (4.2, "42%"), (9.0, "49%")):
+    alike, longer = "about as long as", "longer than"
+    for own_s, as_long, share in ((5.0, alike, "43%"), (4.2, alike, "42%"), (9.0, longer, "49%")):
         assert verdict(SLOW, [5.0, 5.0, own_s]) == (
-            "Rank 2 is chronically slow (late in 50 of 50 steps, by 100 ms each), but it waited about as long as the "
-            f"others: the waiting, {share} of the time, was for something else."
+            "Rank 2 is chronically slow (late in 50 of 50 steps, by 100 ms each), but it waited "
+            f"{as_long} the others: the waiting, {share} of the time, was for something else."
         )
+    assert verdict(SLOW, [0.3, 0.3, 0.4]).endswith("by 100 ms each), but the others did not wait for it.")
     assert "and the others waited 10 s for it" in verdict(SLOW, [5.0, 5.0, 4.0])
 
 

@@ -143,7 +143,9 @@ def judge(busy_s: Sequence[Sequence[float]], wait_s: Sequence[float], *, begin: 
             when += f", without a break from step {begin + first.first} to {begin + first.last}"
         who = f"{_named(chronic)} {'is' if len(chronic) == 1 else 'are'} chronically slow"
         who += f", rank {first.rank} most of all" if len(chronic) > 1 else ""
-        besides = f"; {_named(passing)} {'was' if len(passing) == 1 else 'were'} late now and then" if passing else ""
+        besides = (
+            f"; {_named(passing)} {'was' if len(passing) == 1 else 'were'} late now and then" if for_passing_s else ""
+        )
         verdict = (
             f"{who[0].upper()}{who[1:]} (late {when}, by {format_seconds(first.by_s)} each), "
             f"{said[first.rank][1]}{besides}."
@@ -177,8 +179,11 @@ def _waited_for(late: Sequence[Late], wait_s: Sequence[float], all_s: float) -> 
         own_s = wait_s[late[0].rank]
         others_s = total_s - own_s
         if others_s <= others * (1 + MARGIN) * own_s:
+            if share < LITTLE:
+                return 0.0, "but the others did not wait for it"
+            as_long = "longer than" if own_s > (1 + MARGIN) * others_s / others else "about as long as"
             waiting = f"the waiting, {_percent(share)} of the time,"
-            return 0.0, f"but it waited about as long as the others: {waiting} was for something else"
+            return 0.0, f"but it waited {as_long} the others: {waiting} was for something else"
         seconds = min(seconds, others_s)
     if seconds > (1 + MARGIN) * longest_s:
         most, in_all = format_seconds(longest_s), format_seconds(total_s)
