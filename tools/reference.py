@@ -40,6 +40,7 @@ PAGES = (
             "attach",
             "Attached",
             "Summary",
+            "live.attached.summary.RankSummary",
             "runs.foreign.ForeignWait",
             "init",
             "live.attached.stats.Log",

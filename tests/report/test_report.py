@@ -72,7 +72,7 @@ def test_report_says_which_worker_is_slow_and_writes_the_page(copy: Path, capsys
     (copy / "report.html").unlink()
     assert run(f"report {copy}") == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "Rank 2 is chronically slow: late in 24 of 24 steps, by 100 ms each" in shown
+    assert "Rank 2 is chronically slow (late in 24 of 24 steps, by 100 ms each)" in shown
     text = (copy / "report.html").read_text()
     assert "Rank 2 is chronically slow" in text
     assert html.escape("--delay 'rank 2 100ms'") in text

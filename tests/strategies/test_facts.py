@@ -15,6 +15,7 @@ import offbeat as ob
 from offbeat.live.attached import state
 from offbeat.live.job.steplog import Entry, StepRecord, assemble
 from offbeat.method import Batch, Begin, Facts, Finish, GradMix, Mix, Mixing, Next, Open, Replica, Reported, Share, Vec
+from offbeat.runs.talking import Talking
 
 ROOT = Path(ob.__file__).parent
 TASK = ob.tasks.regression(dimension=5, batch=4)
@@ -163,6 +164,19 @@ def test_a_checkpoint_keeps_memory_reports_and_what_is_left_over_apart() -> None
     del own["reported"]
     with pytest.raises(ValueError, match="this state has no reported: it was saved by another version of Offbeat"):
         state.restore(own, strategy, again)
+
+
+def test_how_often_a_worker_talked_is_counted_by_its_run_and_not_taken_over_from_a_state() -> None:
+    me, again, strategy = replica(), replica(), ob.self_clocked()
+    me.report(talking=Talking(8, 4, steps=20))
+    own = state.saved(strategy, me, state.Left())
+    assert own["reported"]["talking"] is None
+    own["reported"]["talking"] = {"exchanges": 8, "underway": 4, "taken": 0, "ages": 0, "oldest": 0}  # as it once was
+    state.restore(own, strategy, again)
+    assert again.reported.talking is None
+    again.report(talking=Talking(1, steps=2))
+    state.restore(own, strategy, again)
+    assert again.reported.talking == Talking(1, steps=2)
 
 
 # Read from the source, nothing is run.

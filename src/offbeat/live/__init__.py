@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from offbeat.live.attached.attach import attach, init
 from offbeat.live.attached.optimizer import Attached
-from offbeat.live.attached.stats import Summary
+from offbeat.live.attached.summary import Summary
 from offbeat.live.transport.errors import ConfigMismatch, OffbeatError, PeerFailed
 
 __all__ = ["Attached", "ConfigMismatch", "OffbeatError", "PeerFailed", "Summary", "attach", "init"]

@@ -31,12 +31,12 @@ NOTHING_SAID = Facts()
 
 @dataclass(frozen=True)
 class Reported:
-    """What a method has told last (``me.report``); a checkpoint holds it.
+    """What a method has told last (``me.report``); a checkpoint holds it, all but ``talking``, which a run counts anew.
 
     ``period``: the steps from one average to the next, where it changes. ``micro_batches``: into how many a worker cuts
     its next batch. ``samples_used``: how many samples each worker has contributed, where batches are cut. ``talking``:
-    how often this worker has talked, where it decides by itself when to. ``coded``: the codec's name, where the method
-    may choose one by itself.
+    how often this worker has talked in this run, where it decides by itself when to. ``coded``: the codec's name, where
+    the method may choose one by itself.
     """
 
     period: int | None = None

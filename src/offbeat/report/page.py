@@ -14,7 +14,7 @@ from offbeat.report.table import cells, header
 from offbeat.report.timeline import lanes
 from offbeat.runs import talking
 from offbeat.runs.foreign import told
-from offbeat.runs.slowness import in_words
+from offbeat.runs.slowness import judge
 
 
 def html(story: Story) -> str:
@@ -74,7 +74,7 @@ def words(run: Recording) -> list[str]:
     all_s = sum(wait_s) + sum(one.seconds for one in foreign)
     busy_s = run.trace.busy_s(workers)
     elsewhere = told(foreign, all_s, workers * run.record.steps, workers)
-    return [*in_words(busy_s, wait_s), *talking.told(run.record.talking, busy_s), *elsewhere]
+    return [judge(busy_s, wait_s).verdict, *talking.told(run.record.talking, busy_s), *elsewhere]
 
 
 def _body(story: Story, shown: set[str], timeline: bool) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from offbeat.runs.foreign import ForeignWait
 from offbeat.runs.order import Order
-from offbeat.runs.slowness import in_words
+from offbeat.runs.slowness import judge
 from offbeat.runs.talking import Talking, told
 from offbeat.runs.trace import Trace
 
@@ -62,7 +62,8 @@ class Result:
         if not self.trace.keep_spans:
             raise ValueError("this run kept no timeline to tell who was slow; simulate with spans=True")
         busy_s = self.trace.busy_s(self.workers)
-        return " ".join([*in_words(busy_s, self.trace.wait_s(self.workers)), *told(self.talking, busy_s)])
+        verdict = judge(busy_s, self.trace.wait_s(self.workers)).verdict
+        return " ".join([verdict, *told(self.talking, busy_s)])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Which worker is slow? From how long each worker's steps took, in words.
+"""Which worker is slow? From how long each worker's steps took, in a sentence.
 
 A worker is *late* in a step if its own time there (late or computing, not waiting) is above the median of all workers'
 by more than a fifth of it. Medians, since a straggler must not move what it is measured against. It is slow *for good*
@@ -16,7 +16,7 @@ as waiting *for* a worker only
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median, median_low
 
 from offbeat.basics.units import format_seconds
@@ -25,6 +25,7 @@ MARGIN = 0.2
 MIN_LATE_S = 0.001  # below a millisecond it is the operating system's business
 CHRONIC_SHARE = 0.5
 TRIFLE = 0.01  # of all workers' time
+LITTLE = 0.1  # of it: more is worth a word, whoever it was for
 STRETCH_STEPS = 10
 
 
@@ -92,61 +93,107 @@ def would_have_waited(busy_s: Sequence[Sequence[float]]) -> list[float]:
     return waited_for
 
 
-def in_words(busy_s: Sequence[Sequence[float]], wait_s: Sequence[float]) -> list[str]:
-    """The answer as sentences, the most important first."""
+@dataclass(frozen=True)
+class Judged:
+    """``verdict``: a sentence. ``late``: those that were late, with what the others have waited for each as far as
+    that can be said; ``steps``: how many were compared."""
+
+    verdict: str
+    late: tuple[Late, ...] = ()
+    steps: int = 0
+
+
+def judge(busy_s: Sequence[Sequence[float]], wait_s: Sequence[float], *, begin: int = 0) -> Judged:
+    """Who is slow, and whether anybody waited for it. ``begin`` is the number of the first of these steps."""
     workers = len(busy_s)
     if workers < 2:
-        return ["One worker alone waits for nobody."]
+        return Judged("One worker alone waits for nobody.")
     steps = min(len(own) for own in busy_s)
     if steps == 0:
-        return ["No step was recorded on every worker, so nobody can be called slow."]
+        return Judged("No step was recorded on every worker, so nobody can be called slow.")
     total_s = sum(wait_s)
     all_s = total_s + sum(sum(own) for own in busy_s)
-    share = total_s / all_s if total_s else 0.0
-    sentences = [f"The {workers} workers waited {format_seconds(total_s)} in all, {share:.0%} of their time."]
+    late = late_workers(busy_s, wait_s)
     # What happens in a step or two of a long run is noise: loading, warming up.
-    late = [one for one in late_workers(busy_s, wait_s) if one.times > max(1, steps // 50)]
-    if not late:
-        return [*sentences, "No worker was noticeably slower than the others."]
-    chronic = [one for one in late if one.chronic]
-    passing = [one for one in late if not one.chronic]
-    for one in chronic:
-        when = f"in {one.times} of {one.steps} steps"
-        if one.times < CHRONIC_SHARE * one.steps:
-            when += f", without a break from step {one.first} to {one.last}"
-        sentences.append(
-            f"Rank {one.rank} is chronically slow: late {when}, by {format_seconds(one.by_s)} each; "
-            f"{_waited_for([one], wait_s, all_s)}."
-        )
-    if passing:
+    often = [one for one in late if one.times > max(1, steps // 50)]
+    passing = [one for one in often if not one.chronic]
+    for_passing_s, of_passing = _waited_for(passing, wait_s, all_s) if passing else (0.0, "")
+    shared_s = sum(one.waited_for_s for one in passing)
+    said = {one.rank: _waited_for([one], wait_s, all_s) for one in often if one.chronic}
+    for_it_s = {rank: seconds for rank, (seconds, _) in said.items()}
+    if shared_s:
+        for_it_s |= {one.rank: for_passing_s * one.waited_for_s / shared_s for one in passing}
+    late = sorted((replace(one, waited_for_s=for_it_s.get(one.rank, 0.0)) for one in late), key=_worst)
+    chronic = [one for one in late if one.rank in said]
+    if not often:
+        verdict = f"Nobody was noticeably slower than the others, {_waiting(total_s, all_s)}."
+    elif not chronic:
         least, most = min(one.times for one in passing), max(one.times for one in passing)
         times = f"{most}" if least == most else f"{least} to {most}"
         each = " each" if len(passing) > 1 else ""
-        beginning = "No worker is chronically slow: " if not chronic else "Besides, "
-        waited_for = _waited_for(passing, wait_s, all_s)
-        sentences.append(
-            f"{beginning}{_named(passing)} {'was' if len(passing) == 1 else 'were'} late now and then, in {times} of "
-            f"{steps} steps{each}, by {format_seconds(median(one.by_s for one in passing))}; {waited_for}."
+        verdict = (
+            f"Nobody is chronically slow: {_named(passing)} {'was' if len(passing) == 1 else 'were'} late now and then "
+            f"(in {times} of {steps} steps{each}, by {format_seconds(median(one.by_s for one in passing))}), "
+            f"{of_passing}."
         )
-    return sentences
+    else:
+        first = chronic[0]
+        when = f"in {first.times} of {steps} steps"
+        if first.times < CHRONIC_SHARE * steps:
+            when += f", without a break from step {begin + first.first} to {begin + first.last}"
+        who = f"{_named(chronic)} {'is' if len(chronic) == 1 else 'are'} chronically slow"
+        who += f", rank {first.rank} most of all" if len(chronic) > 1 else ""
+        besides = (
+            f"; {_named(passing)} {'was' if len(passing) == 1 else 'were'} late now and then" if for_passing_s else ""
+        )
+        verdict = (
+            f"{who[0].upper()}{who[1:]} (late {when}, by {format_seconds(first.by_s)} each), "
+            f"{said[first.rank][1]}{besides}."
+        )
+    return Judged(verdict, tuple(late), steps)
 
 
-def _waited_for(late: Sequence[Late], wait_s: Sequence[float], all_s: float) -> str:
-    """What there is to say of the others' waiting for one that is slow for good, or for all that are now and then."""
-    others, seconds = len(wait_s) - 1, sum(one.waited_for_s for one in late)
+def _worst(one: Late) -> tuple[float, float]:
+    return -one.waited_for_s, -one.in_all_s
+
+
+def _waiting(total_s: float, all_s: float) -> str:
+    if not total_s:
+        return "and nobody waited"
+    share = total_s / all_s
+    return f"{'and' if share < LITTLE else 'but'} waiting took {_percent(share)} of the time"
+
+
+def _waited_for(late: Sequence[Late], wait_s: Sequence[float], all_s: float) -> tuple[float, str]:
+    """The others' waiting for one that is slow for good, or for all that are now and then: seconds, and in words."""
+    others, seconds, total_s = len(wait_s) - 1, sum(one.waited_for_s for one in late), sum(wait_s)
     longest_s = others * sum(one.in_all_s for one in late)
     them = "it" if len(late) == 1 else "them"
+    share = total_s / all_s if total_s else 0.0
+    if not seconds:
+        return 0.0, f"but nobody waited for {them}"
     if min(seconds, longest_s) < TRIFLE * all_s:
-        return f"{'the others hardly' if seconds else 'nobody'} waited for {them}"
+        though = f", though waiting took {_percent(share)} of the time" if share >= LITTLE else ""
+        return 0.0, f"but the others hardly waited for {them}{though}"
     if late[0].chronic:
         own_s = wait_s[late[0].rank]
-        others_s = sum(wait_s) - own_s
+        others_s = total_s - own_s
         if others_s <= others * (1 + MARGIN) * own_s:
-            return "the others waited hardly longer than it did, so for something else"
+            if share < LITTLE:
+                return 0.0, "but the others did not wait for it"
+            as_long = "longer than" if own_s > (1 + MARGIN) * others_s / others else "about as long as"
+            waiting = f"the waiting, {_percent(share)} of the time,"
+            return 0.0, f"but it waited {as_long} the others: {waiting} was for something else"
         seconds = min(seconds, others_s)
     if seconds > (1 + MARGIN) * longest_s:
-        return f"the others waited at most {format_seconds(longest_s)} for {them}"
-    return f"the others waited {format_seconds(seconds)} for {them}"
+        most, in_all = format_seconds(longest_s), format_seconds(total_s)
+        return longest_s, f"and the others waited at most {most} for {them}, of {in_all} in all"
+    share_of_it = _percent(seconds / all_s)
+    return seconds, f"and the others waited {format_seconds(seconds)} for {them}, {share_of_it} of the time"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.005 else "less than 1%"
 
 
 def _named(late: Sequence[Late]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from offbeat.basics.units import format_seconds
 from offbeat.runs.slowness import would_have_waited
@@ -11,9 +11,10 @@ from offbeat.runs.slowness import would_have_waited
 
 @dataclass(frozen=True)
 class Talking:
-    """One worker's. ``exchanges``: how often it handed in. ``underway``: steps after which it would have done so if
-    its last exchange had been over. Of what it took from others: how many shares (``taken``), their ages in rounds
-    (``ages``, summed) and the oldest one's.
+    """One worker's, since its run began: a resumed one counts anew. ``exchanges``: how often it handed in.
+    ``underway``: steps after which it would have done so if its last exchange had been over. Of what it took from
+    others: how many shares (``taken``), their ages in rounds (``ages``, summed) and the oldest one's. ``steps``: all
+    of them, also those that it took for the sake of others of its node.
     """
 
     exchanges: int = 0
@@ -21,31 +22,34 @@ class Talking:
     taken: int = 0
     ages: int = 0
     oldest: int = 0
+    steps: int = 0
+
+    # One of these for each step.
+
+    def handed_in(self) -> Talking:
+        return replace(self, exchanges=self.exchanges + 1, steps=self.steps + 1)
 
     def waiting(self) -> Talking:
         """A step more that found the last exchange under way."""
-        return Talking(self.exchanges, self.underway + 1, self.taken, self.ages, self.oldest)
+        return replace(self, underway=self.underway + 1, steps=self.steps + 1)
 
-    def handed_in(self) -> Talking:
-        return Talking(self.exchanges + 1, self.underway, self.taken, self.ages, self.oldest)
+    def stepped(self) -> Talking:
+        """A step more after which it did not want to talk."""
+        return replace(self, steps=self.steps + 1)
 
     def took(self, ages: Sequence[int]) -> Talking:
         """Shares of others, of these ages in rounds."""
         oldest = max([self.oldest, *ages])
-        return Talking(self.exchanges, self.underway, self.taken + len(ages), self.ages + sum(ages), oldest)
+        return replace(self, taken=self.taken + len(ages), ages=self.ages + sum(ages), oldest=oldest)
 
     def numbers(self) -> list[int]:
         """Its fields in their order: ``Talking(*numbers)`` is the same again."""
         return [int(getattr(self, one.name)) for one in fields(self)]
 
 
-def told(talking: Sequence[Talking], busy_s: Sequence[Sequence[float]], steps: int | None = None) -> list[str]:
-    """What all workers' talking comes to, as sentences; ``busy_s[rank][step]`` is a worker's own time.
-
-    ``steps``: how many all workers took together, where ``busy_s`` holds the last ones alone.
-    """
-    steps = sum(map(len, busy_s)) if steps is None else steps
-    exchanges = sum(one.exchanges for one in talking)
+def told(talking: Sequence[Talking], busy_s: Sequence[Sequence[float]]) -> list[str]:
+    """What all workers' talking comes to, in a sentence; ``busy_s[rank][step]`` is a worker's own time."""
+    steps, exchanges = sum(one.steps for one in talking), sum(one.exchanges for one in talking)
     if len(talking) < 2 or not steps:
         return []
     if not exchanges:
@@ -53,23 +57,17 @@ def told(talking: Sequence[Talking], busy_s: Sequence[Sequence[float]], steps: i
     said = f"They talked {_times(exchanges)}, once in {steps / exchanges:.1f} steps"
     if taken := sum(one.taken for one in talking):
         age, oldest = sum(one.ages for one in talking) / taken, max(one.oldest for one in talking)
-        said += f"; what they took was {age:.1f} rounds old on average, {oldest} at most"
-    sentences = [f"{said}."]
+        said += f", and took what was {age:.1f} rounds old on average, {oldest} at most"
     if underway := sum(one.underway for one in talking):
-        of_a_step = [sum(own) / len(own) if own else 0.0 for own in busy_s]
-        seconds = sum(one.underway * each for one, each in zip(talking, of_a_step, strict=True))
-        sentences.append(
-            f"After {underway} of {steps} steps an exchange was still under way: they computed for "
-            f"{format_seconds(seconds)} instead of waiting for it."
-        )
+        said += f"; after {underway} of {steps} steps an exchange was still under way, and they computed on"
     avoided = would_have_waited(busy_s)
     if sum(avoided):
         most = max(range(len(avoided)), key=avoided.__getitem__)
-        sentences.append(
-            f"In step with each other they would have waited {format_seconds(sum(avoided))} for the slowest of each "
-            f"step, {avoided[most] / sum(avoided):.0%} of it for rank {most}."
+        said += (
+            f"; step by step they would have waited {format_seconds(sum(avoided))}, "
+            f"{avoided[most] / sum(avoided):.0%} of it for rank {most}"
         )
-    return sentences
+    return [f"{said}."]
 
 
 def _times(count: int) -> str:

@@ -253,6 +253,8 @@ def self_clocked(
                 await moments_too.averaged(t)
             elif not through and mem.steps >= mem.p:
                 talking = talking.waiting()
+            else:
+                talking = talking.stepped()
             me.report(talking=talking)
         async for got in partial.rest(since):
             adopt([got])

@@ -1,4 +1,4 @@
-"""What an attached optimiser tells about its run: to a log while it goes, in a summary at its end."""
+"""What an attached optimiser tells about its run: to a log while it goes, in times and words at its end."""
 
 from __future__ import annotations
 
@@ -51,11 +51,18 @@ def train_and_log(rank: int) -> tuple[list[tuple[str, float, int]], ob.live.Summ
 def test_after_finish_every_worker_knows_who_was_slow() -> None:
     (outcomes,) = forge.run([Job(train, 2, (ob.allreduce(), 12, 1))])
     summaries = forge.values(outcomes)
-    assert summaries[0].sentences == summaries[1].sentences
-    assert "Rank 1 is chronically slow" in str(summaries[0])
+    assert (summaries[0].sentences, summaries[0].ranks) == (summaries[1].sentences, summaries[1].ranks)
+    assert summaries[0].verdict.startswith("Rank 1 is chronically slow (late in 11 of 11 steps")
     assert summaries[0].wait_s > summaries[1].wait_s
     assert (summaries[1].rank, summaries[1].workers, summaries[1].steps) == (1, 2, 12)
     assert summaries[1].busy_s > 12 * LATE_S  # what it slept
+    quick, slow = summaries[0].ranks
+    assert (slow.rank, slow.steps, slow.wire_bytes) == (1, 12, summaries[1].wire_bytes)
+    assert (slow.late_steps, slow.compared_steps, quick.late_steps, quick.waited_for_s) == (11, 11, 0, 0.0)
+    assert slow.busy_s > 11 * LATE_S
+    assert slow.late_by_s is not None
+    assert slow.late_by_s > LATE_S / 2
+    assert slow.waited_for_s == pytest.approx(quick.wait_s, rel=0.2)
 
 
 @pytest.mark.live
@@ -66,8 +73,8 @@ def test_after_finish_every_worker_knows_how_self_clocked_talked_and_whom_it_did
     talked = re.search(r"They talked (\d+) times, once in ([\d.]+) steps", str(first))
     assert talked is not None, str(first)
     assert 2 <= int(talked[1]) <= 12  # six times each, if every exchange was through
-    assert re.search(r"what they took was [\d.]+ rounds old on average, \d+ at most", str(first))
-    assert re.search(r"In step with each other they would have waited .* 100% of it for rank 1", str(first))
+    assert re.search(r"took what was [\d.]+ rounds old on average, \d+ at most", str(first))
+    assert re.search(r"step by step they would have waited .* 100% of it for rank 1", str(first))
 
 
 def train_long(rank: int, strategy: ob.Strategy) -> ob.live.Summary:
@@ -81,11 +88,16 @@ def test_of_a_long_run_the_steps_and_the_waiting_that_are_told_of_are_the_same_l
     talked = re.search(r"once in ([\d.]+) steps", str(forge.values(clocked)[0]))
     assert talked is not None
     assert float(talked[1]) >= 2, "how often they talked is told of all steps"
-    said = str(forge.values(in_step)[0])
-    told = re.match(r"Of 24 steps, the last (\d) are told of\. The 2 workers waited .* in all, (\d+)% of", said)
-    assert told is not None, said
-    assert 4 <= int(told[1]) < 8
-    assert 0 < int(told[2]) <= 50  # one of two computes at any time
+    summary = forge.values(in_step)[0]
+    told = re.search(r"who was late, is about steps (\d+) to 23 alone", str(summary))
+    assert told is not None, str(summary)
+    compared = 24 - int(told[1])
+    assert 4 <= compared < 8
+    assert re.match(rf"Rank 1 is chronically slow \(late in {compared} of {compared} steps, by", summary.verdict)
+    share = re.search(r"the others waited .* for it, (\d+)% of the time", summary.verdict)
+    assert share is not None, summary.verdict
+    assert 0 < int(share[1]) <= 50  # one of two computes at any time
+    assert summary.ranks[1].busy_s > 23 * LATE_S, "rows are about all steps"
 
 
 def trained_then_traced(rank: int) -> ob.delays.Table:
@@ -142,7 +154,8 @@ def test_one_worker_alone_has_a_summary_and_logs_to_tensorboard(tmp_path: Path) 
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     with tensorboard.SummaryWriter(str(tmp_path)) as writer:
         summary = train(0, ob.local_sgd(), 3, late_rank=1, log=writer)
-    assert str(summary) == "One worker alone waits for nobody."
+    assert summary.verdict == "One worker alone waits for nobody."
+    assert [row.steps for row in summary.ranks] == [3]
     assert summary.steps == 3
     events = accumulator.EventAccumulator(str(tmp_path)).Reload()
     assert [event.step for event in events.Scalars("offbeat/step_s")] == [0, 1, 2]

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from offbeat.live.attached.cutting import MicroBatches, batches
-from offbeat.live.attached.stats import Summary
+from offbeat.live.attached.summary import Summary
 from offbeat.live.attached.training import Training
 from offbeat.live.transport.errors import OffbeatError, PeerFailed
 from offbeat.method.replica import Replica
@@ -144,7 +144,7 @@ class Attached(torch.optim.Optimizer):
     @property
     def wire_bytes(self) -> int:
         """Bytes this worker has sent."""
-        return self._run.transport.wire_bytes + self._run.endpoints.wire_bytes
+        return self._run.wire_bytes
 
     @property
     def carriers(self) -> tuple[str, ...]:
@@ -170,7 +170,7 @@ class Attached(torch.optim.Optimizer):
         return self._run.stats.everyones_s(self.size)
 
     def summary(self) -> Summary:
-        """How the run goes: this worker's own numbers and, after ``finish()``, which workers were waited for."""
+        """How the run goes: a table of this worker's times and, after ``finish()``, of all, and who is slow."""
         return self._run.stats.summary(self)
 
     @_over_when_a_peer_fails

@@ -16,7 +16,6 @@ import torch
 from offbeat.method.facts import Reported
 from offbeat.method.replica import Replica
 from offbeat.method.strategy import Strategy
-from offbeat.runs.talking import Talking
 from offbeat.tensors.vector import Vec
 
 
@@ -43,7 +42,7 @@ def saved(strategy: Strategy, me: Replica, left: Left) -> dict[str, Any]:
         "rank": me.rank,
         "size": me.size,
         "memory": {name: _plain(value) for name, value in vars(me.memory).items()},
-        "reported": {**dataclasses.asdict(me.reported), "samples_used": [*me.reported.samples_used]},
+        "reported": {**dataclasses.asdict(me.reported), "samples_used": [*me.reported.samples_used], "talking": None},
     }
 
 
@@ -63,7 +62,9 @@ def restore(own: dict[str, Any], strategy: Strategy, me: Replica) -> Left:
     vars(me.memory).clear()
     for name, value in own["memory"].items():
         setattr(me.memory, name, _live(value, me))
-    me.reported = _reported(**own["reported"])
+    told = {**own["reported"], "samples_used": tuple(own["reported"]["samples_used"])}
+    # What a run counts of itself is not another's: older states held the talking of theirs.
+    me.reported = Reported(**{**told, "talking": me.reported.talking})
     rounds = own.get("rounds", 0)  # older states did not know their rounds
     return Left(own["exchanges"], rounds, _live(own["owed"], me), own["waiting"])
 
@@ -113,10 +114,6 @@ def whole_of_shard(own: dict[str, Any], shard: int) -> dict[str, Any]:
             "has saved, from a run with islands of the same size"
         )
     return torch.load(io.BytesIO(packed), weights_only=True)  # type: ignore[no-any-return]
-
-
-def _reported(samples_used: list[int], talking: dict[str, int] | None = None, **rest: Any) -> Reported:
-    return Reported(**rest, samples_used=tuple(samples_used), talking=None if talking is None else Talking(**talking))
 
 
 def _plain(value: Any) -> Any:

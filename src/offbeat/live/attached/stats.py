@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
 
-from offbeat.basics.units import format_bytes, format_seconds
+from offbeat.live.attached.summary import RankSummary, Summary, compared
 from offbeat.live.transport.ledger import Ledger
 from offbeat.method.replica import Replica
 from offbeat.runs import foreign, talking
 from offbeat.runs.foreign import ForeignWait
-from offbeat.runs.slowness import in_words
+from offbeat.runs.slowness import judge
 from offbeat.runs.talking import Talking
 from offbeat.runs.trace import Trace
 
@@ -60,34 +60,21 @@ class Watched(Protocol):
     def carriers(self) -> tuple[str, ...]: ...
     @property
     def trace(self) -> Trace: ...
+    @property
+    def is_over(self) -> bool: ...
 
 
 @dataclass(frozen=True)
-class Summary:
-    """What ``optimizer.summary()`` returns. Printing it gives the sentences.
+class _Everyone:
+    """What all workers told each other at the end. ``busy_s`` and ``waits_s`` are of the steps that were compared, the
+    first of which has the number ``begin``."""
 
-    ``steps``, ``busy_s``, ``wait_s``, ``wire_bytes`` and ``carriers`` are this worker's own. ``sentences`` say which
-    workers were waited for, for how long in all, and whether they are slow for good: known to every worker after
-    ``finish()``. ``foreign``: this worker's waiting in collectives that are not Offbeat's, the longest first; it is
-    neither in ``busy_s`` nor in ``wait_s``.
-    """
-
-    rank: int
-    workers: int
-    steps: int
-    busy_s: float
-    wait_s: float
-    wire_bytes: int
-    sentences: tuple[str, ...]
-    carriers: tuple[str, ...] = ()
-    foreign: tuple[ForeignWait, ...] = ()
-
-    def __str__(self) -> str:
-        return " ".join(self.sentences)
-
-    def json(self) -> dict[str, object]:
-        """As ``json.dumps`` takes it."""
-        return asdict(self)
+    ranks: tuple[RankSummary, ...]
+    busy_s: list[list[float]]
+    waits_s: list[float]
+    begin: int
+    talking: list[Talking]
+    foreign: list[str]
 
 
 class Stats:
@@ -104,22 +91,19 @@ class Stats:
         self._waits_s: list[float] = []  # in the same steps
         self._from = 0  # the number of the first of them
         self._total_busy_s = 0.0
+        self._own_s = self._away_s = 0.0  # of its own, and waiting, in all steps but the first
         self._steps = 0
         self._waited_s = 0.0
         self._sent_bytes = 0
         self._last_s = time.monotonic()
-        self._everyone: tuple[list[list[float]], list[float]] | None = None
+        self._everyone: _Everyone | None = None
         self.ledger = Ledger()
         self._elsewhere_s = 0.0  # what of it belongs to steps that are over
-        self._everyones_steps = 0
-        self._left_out = ""  # what is not told of, in words
-        self._told_of_others: list[str] = []
-        self._talking: list[Talking] = []
 
     def everyones_s(self, workers: int) -> list[list[float]]:
         """Of each worker, the seconds of its own in each step; empty until the others' are known."""
         own = [self._busy_s] if workers == 1 else []
-        return self._everyone[0] if self._everyone is not None else own
+        return self._everyone.busy_s if self._everyone is not None else own
 
     def stepped(self, optimizer: Watched) -> None:
         """A step is over."""
@@ -138,6 +122,7 @@ class Stats:
         if self._steps > 1:  # the first one holds whatever the user did between attach and the loop
             self._busy_s.append(max(busy_s, 0.0))
             self._waits_s.append(wait_s + elsewhere_s)
+            self._own_s, self._away_s = self._own_s + self._busy_s[-1], self._away_s + self._waits_s[-1]
         if len(self._busy_s) >= 2 * KEPT:
             del self._busy_s[:KEPT], self._waits_s[:KEPT]
             self._from += KEPT
@@ -158,8 +143,8 @@ class Stats:
         if rounds and (stale := rounds[-1].staleness.get(optimizer.me.rank)) is not None:
             log.add_scalar("offbeat/staleness", stale, step)
 
-    def exchange(self, transport: Transport, waited_s: float, own_talking: Talking | None) -> None:
-        """Let everybody know everybody's times. All ranks come here, when they finish, having waited so long."""
+    def exchange(self, transport: Transport, waited_s: float, sent_bytes: int, own_talking: Talking | None) -> None:
+        """Let everybody know everybody's times. All ranks come here, when they finish: so much was waited, and sent."""
         rank, workers = transport.rank, transport.size
         foreign_ = self._packed(waited_s, max(EXCHANGED // workers, 512))
         # Workers may have taken and kept different steps; those of the same number are compared.
@@ -169,22 +154,29 @@ class Stats:
         ).tolist()
         first = max(-start, end - max(EXCHANGED // workers, 1))
         kept = slice(first - self._from, max(end, first) - self._from)
-        own = self._busy_s[kept]
-        table = torch.zeros(workers, 2 + len(own), dtype=torch.float64)
-        table[rank] = torch.tensor([self._steps, sum(self._waits_s[kept]), *own], dtype=torch.float64)
-        table = transport.agree_on(table, dist.ReduceOp.SUM, "the others' times")
-        self._everyone, self._everyones_steps = (table[:, 2:].tolist(), table[:, 1].tolist()), int(table[:, 0].sum())
-        self._left_out = f"Of {end + 1} steps, the last {len(own)} are told of." if first else ""
+        own = [self._steps, self._own_s, self._away_s, sent_bytes, sum(self._waits_s[kept]), *self._busy_s[kept]]
+        table = torch.zeros(workers, len(own), dtype=torch.float64)
+        table[rank] = torch.tensor(own, dtype=torch.float64)
+        rows = transport.agree_on(table, dist.ReduceOp.SUM, "the others' times").tolist()
+        talking_, told = [], []
         if own_talking is not None:  # a matter of the strategy, which all have in common
             counts = torch.zeros(workers, len(own_talking.numbers()), dtype=torch.int64)
             counts[rank] = torch.tensor(own_talking.numbers())
             counts = transport.agree_on(counts, dist.ReduceOp.SUM, "the others' times")
-            self._talking = [Talking(*row) for row in counts.tolist()]
+            talking_ = [Talking(*row) for row in counts.tolist()]
         if any_:  # somebody has waited elsewhere
             texts = torch.zeros(workers, -longest, dtype=torch.int32)
             texts[rank, : len(foreign_)] = torch.tensor(list(foreign_))
             heard = transport.agree_on(texts, dist.ReduceOp.SUM, "the others' times")
-            self._told_of_others = _told([bytes(row).rstrip(b"\0") for row in heard.tolist()])
+            told = _told([bytes(row).rstrip(b"\0") for row in heard.tolist()])
+        self._everyone = _Everyone(
+            tuple(RankSummary(i, int(row[0]), row[1], row[2], int(row[3])) for i, row in enumerate(rows)),
+            [row[5:] for row in rows],
+            [row[4] for row in rows],
+            first + 1,  # the very first is not among them
+            talking_,
+            told,
+        )
 
     def _packed(self, waited_s: float, most: int) -> bytes:
         """What the others hear of this worker's waiting, in at most so many bytes: the short waits are left out."""
@@ -196,29 +188,38 @@ class Stats:
             waits.pop()
 
     def summary(self, optimizer: Watched) -> Summary:
-        if self._everyone is not None:
-            told = [self._left_out] if self._left_out else []
-            busy_s, waits_s = self._everyone
-            told += [*in_words(busy_s, waits_s), *talking.told(self._talking, busy_s, self._everyones_steps)]
-        elif optimizer.me.size == 1:
-            told = in_words([self._busy_s], [0.0])
+        me, everyone = optimizer.me, self._everyone
+        ranks: tuple[RankSummary, ...] = (
+            RankSummary(me.rank, self._steps, self._own_s, self._away_s, optimizer.wire_bytes),
+        )
+        waits = self.ledger.waits()
+        elsewhere = foreign.told(waits, optimizer.wait_s + self.ledger.seconds, self._steps)
+        if everyone is not None:
+            judged = judge(everyone.busy_s, everyone.waits_s, begin=everyone.begin)
+            ranks, told = compared(everyone.ranks, judged), [judged.verdict]
+            if 0 < judged.steps < max(row.steps for row in ranks) - 1:
+                last = everyone.begin + judged.steps - 1
+                told.append(
+                    f"That, and who was late, is about steps {everyone.begin} to {last} alone: those that all ranks "
+                    "took, and kept the times of."
+                )
+            told += talking.told(everyone.talking, everyone.busy_s)
+            elsewhere = everyone.foreign or elsewhere
+        elif me.size == 1:
+            told = [judge([self._busy_s], [0.0]).verdict]
+        elif optimizer.is_over:
+            told = ["The run ended before finish() was through, so the other ranks' times are not known."]
         else:
-            told = [
-                f"Rank {optimizer.me.rank} took {self._steps} steps: {format_seconds(self._total_busy_s)} of its own, "
-                f"{format_seconds(optimizer.wait_s)} waiting, {format_bytes(optimizer.wire_bytes)} sent.",
-                "Who was waited for is known after finish().",
-            ]
-        waits, others = self.ledger.waits(), self._told_of_others
-        told = [*told, *(others or foreign.told(waits, optimizer.wait_s + self.ledger.seconds, self._steps))]
+            told = ["The other ranks' rows, and who was waited for, are known after finish()."]
+        told += elsewhere
         if optimizer.carriers:
             ways = " and ".join(WAYS[name] for name in optimizer.carriers)
-            me = optimizer.me
             coded = f", coded {me.reported.coded}" if me.reported.coded else ""
             coded += f", uncoded: {me.spared} is for what leaves a host" if me.spared else ""
-            told = [*told, f"Vectors went through {ways}{coded}."]
+            told.append(f"Vectors went through {ways}{coded}.")
         return Summary(
-            rank=optimizer.me.rank,
-            workers=optimizer.me.size,
+            rank=me.rank,
+            workers=me.size,
             steps=self._steps,
             busy_s=self._total_busy_s,
             wait_s=optimizer.wait_s,
@@ -226,6 +227,7 @@ class Stats:
             sentences=tuple(told),
             carriers=optimizer.carriers,
             foreign=waits,
+            ranks=ranks,
         )
 
 

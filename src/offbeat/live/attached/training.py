@@ -138,6 +138,10 @@ class Training:
     def wait_s(self) -> float:
         return self.transport.waiter.waited_s + self.endpoints.waited_s
 
+    @property
+    def wire_bytes(self) -> int:
+        return self.transport.wire_bytes + self.endpoints.wire_bytes
+
     def refuse_if_over(self, what: str) -> None:
         if self.is_over:
             raise OffbeatError(f"{what} came after the run was ended; attach the optimizer again to go on")
@@ -215,7 +219,7 @@ class Training:
             self._others.until_all_are_done()
             if self.me.size > 1:
                 self._others.take_part()
-                self.stats.exchange(self.transport, self.wait_s, self.me.reported.talking)
+                self.stats.exchange(self.transport, self.wait_s, self.wire_bytes, self.me.reported.talking)
                 self.transport.agree_on(torch.zeros(1), dist.ReduceOp.SUM, "the others to finish")
         if self.transport.has_coded_sums_of_hosts or self.endpoints.has_coded_sums_of_hosts:
             self._recorder.cannot("hosts of several ranks coded what they had summed, and a replay knows no hosts")
