@@ -201,6 +201,18 @@ class Attached(torch.optim.Optimizer):
         self._run.average()
 
     @_over_when_a_peer_fails
+    def full_state_dict(self) -> dict[str, Any]:
+        """The averaged model, as ``torch.save``, safetensors' ``save_file`` and ``load_state_dict`` take it.
+
+        The names of ``model.state_dict()``, each tensor a copy in memory of its own, which later steps do not change;
+        tied weights are one tensor under both names. Calls ``average()``, so every rank must call it; after
+        ``finish()``, when replicas are equal, any rank may. Of a sharded model it is the full tensors, gathered one
+        after the other into host memory: all ranks of an island call it, also after the end, the first one has them,
+        and the others get an empty dict.
+        """
+        return self._run.full_state()
+
+    @_over_when_a_peer_fails
     def finish(self) -> None:
         """End the run: answer the others until all are done, apply what is in flight, make all replicas equal.
 
