@@ -106,6 +106,8 @@ class Attached(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._run.stepping.end()
+        # A scheduler that was made on the inner one asks it whether it has stepped: with late=1 it has not yet.
+        self.inner._opt_called = True  # type: ignore[attr-defined]
         self._run.stats.stepped(self)
         return loss
 
