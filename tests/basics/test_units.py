@@ -37,7 +37,7 @@ SAID = [
 ]
 
 REFUSED = [
-    (units.parse_seconds, "320", "'320' is not a duration: it has no unit; write"),
+    (units.parse_seconds, "320", "'320' has no unit; write 320ms or 320s"),
     (units.parse_seconds, "3 parsecs", "'parsecs' is not a unit known here"),
     (units.parse_seconds, "-5ms", "'-5ms' is not a duration such as .*negative"),
     (units.parse_seconds, "nan", "is not a duration"),

@@ -137,6 +137,29 @@ def test_what_is_saved_and_loaded_is_the_average_of_the_workers(told: Told) -> N
 
 
 @scenario(SIZE)
+def model_saved(rank: int) -> tuple[list[str], dict[str, Tensor], dict[str, Tensor]]:
+    """What ``save_model`` has written in the middle of a run, and what the model was then."""
+    from safetensors.torch import load_file
+
+    folder = shared_folder() / "save_model"
+    with quiet():
+        loop = Loop(rank, APART)
+        with attached(loop.optimizer):
+            loop.epoch()
+            attached(loop.optimizer).average()
+            loop.accelerator.save_model(loop.model, folder)
+            loop.accelerator.wait_for_everyone()
+            held = {name: value.clone() for name, value in loop.plain.state_dict().items()}
+    return list(held), load_file(folder / "model.safetensors"), held
+
+
+def test_save_model_in_the_middle_of_a_run_writes_every_tensor(told: Told) -> None:
+    for names, kept, held in told(model_saved):
+        assert sorted(kept) == sorted(names)
+        assert all(torch.equal(kept[name], held[name]) for name in names)
+
+
+@scenario(SIZE)
 def resumed(rank: int) -> list[list[Tensor]]:
     """A run that was never stopped, and one from a state of its middle: with Accelerate's DDP, and with ours."""
     found = []

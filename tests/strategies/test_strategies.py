@@ -96,6 +96,22 @@ def test_every_card_is_complete(name: str) -> None:
     assert list(card.make().settings) == list(settings)
 
 
+AT_CONFERENCES = {"qsgd", "local_sgd", "eager", "ringmaster", "dpsgd", "ad_psgd", "sgp"}
+OF_NO_VENUE = {"self_clocked"}
+
+
+@pytest.mark.parametrize("name", ob.STRATEGIES)
+def test_a_reference_is_of_the_kind_of_its_venue(name: str) -> None:
+    paper = ob.STRATEGIES[name].paper
+    entry = paper.bibtex()
+    if name in AT_CONFERENCES:
+        kind, where = "inproceedings", "booktitle"
+    else:
+        kind, where = ("misc", "howpublished") if name in OF_NO_VENUE else ("article", "journal")
+    assert entry.startswith(f"@{kind}{{{paper.key},")
+    assert f"  {where} = {{{paper.venue}}}" in entry
+
+
 @every
 def test_a_strategy_prints_as_its_call_and_survives_pickling(name: str) -> None:
     again = pickle.loads(pickle.dumps(ALL[name]))

@@ -22,6 +22,8 @@ def parse_seconds(text: str) -> float:
     number, unit = _split(text, "a duration such as 320ms, 50us, 1.5s or 2min")
     if unit == "" and number == 0:
         return 0.0
+    if unit == "":
+        raise ValueError(f"{text!r} has no unit; write {number}ms or {number}s")
     if unit not in _SECONDS:
         raise ValueError(f"{text!r} is not a duration: {_seen(unit)}; write ns, us, ms, s, min or h after the number")
     return float(number * Decimal(_SECONDS[unit]))

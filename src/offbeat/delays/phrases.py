@@ -21,7 +21,7 @@ from offbeat.delays.kinds import (
 from offbeat.delays.measured import trace
 from offbeat.delays.profiles import PROFILES, profile
 
-_TIME = r"(-?[0-9]*\.?[0-9]+ ?[a-zµ]+)"
+_TIME = r"(-?[0-9]*\.?[0-9]+(?: ?[a-zµ]+)?)"  # one without a unit is read, so that it can be said
 _NUMBER = r"(-?[0-9]*\.?[0-9]+)"
 _FORMS: tuple[tuple[str, Callable[..., Distribution]], ...] = (
     (rf"(-?[0-9]+) ranks? {_TIME}", lambda k, t: RandomRanks(int(k), _s(t))),

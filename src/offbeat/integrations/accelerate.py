@@ -66,16 +66,8 @@ def prepare(
         """Called on all ranks. What is to be saved are the model's own tensors, so they may still change."""
         if not inside.is_over:
             inside.average()
-            for state in states:
-                _copy(state)
-
-    def before_loading(models: Any, folder: Any) -> None:
-        if not inside.is_over:
-            for one in models:
-                _move_out(one)
 
     accelerator.register_save_state_pre_hook(before_saving)
-    accelerator.register_load_state_pre_hook(before_loading)
     rest = accelerator.prepare(inside, *others)
     return (prepared, *(rest if others else (rest,)))
 
@@ -86,25 +78,3 @@ def attached(optimizer: Any) -> Attached:
     if not isinstance(found, Attached):
         raise TypeError(f"{type(optimizer).__name__} was not made by offbeat.integrations.accelerate.prepare")
     return found
-
-
-# Attached tensors lie side by side in flat memory. Accelerate takes tensors of one memory for the same tensor and saves
-# only one of them; safetensors refuses to load into such a model.
-
-
-def _copy(state: dict[str, Any]) -> None:
-    """Memory of its own for each tensor; what was tied stays tied."""
-    copies: dict[tuple[int, torch.Size], torch.Tensor] = {}
-    for name, value in state.items():
-        if isinstance(value, torch.Tensor):
-            state[name] = copies.setdefault((value.data_ptr(), value.shape), value.clone())
-
-
-def _move_out(model: nn.Module) -> None:
-    """The same for a model that is about to be loaded; Offbeat takes over what it finds there at the next step."""
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clone()
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = buffer.clone()

@@ -48,10 +48,18 @@ class Paper:
         family = first.split(",")[0] if "," in first else first.split()[-1]
         return f"{family.lower()}{self.year}{self.name.replace('_', '')}"
 
+    @property
+    def _kind(self) -> tuple[str, str]:
+        """The kind of entry, and its field for the venue, by what the venue calls itself."""
+        if any(word in self.venue for word in ("Conference", "Symposium", "Workshop", "Advances in ")):
+            return "inproceedings", "booktitle"
+        if any(word in self.venue for word in ("arXiv", "Journal", "Transactions", "Proceedings of the ")):
+            return "article", "journal"
+        return "misc", "howpublished"
+
     def bibtex(self) -> str:
         """The reference as BibTeX."""
-        kind = "article" if self.venue.startswith("arXiv") else "inproceedings"
-        where = "journal" if kind == "article" else "booktitle"
+        kind, where = self._kind
         rows = [
             ("title", "{" + self.title + "}"),
             ("author", self.authors),

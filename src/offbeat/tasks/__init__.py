@@ -1,5 +1,6 @@
 """Workloads that come with Offbeat: small, embedded, the same on every machine."""
 
+import difflib
 from collections.abc import Callable
 
 from offbeat.tasks.digits import digits
@@ -14,5 +15,7 @@ TASKS: dict[str, Callable[..., Task]] = {"digits": digits, "regression": regress
 def named(name: str) -> Task:
     """The task of this name, with its default settings."""
     if name not in TASKS:
-        raise ValueError(f"no task is called {name!r}; use one of: {', '.join(TASKS)}")
+        close = difflib.get_close_matches(name, TASKS, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ValueError(f"no task is called {name!r}; {hint}use one of: {', '.join(TASKS)}")
     return TASKS[name]()

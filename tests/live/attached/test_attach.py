@@ -136,6 +136,13 @@ def test_the_default_group_stays_the_users(told: Told) -> None:
 
 @scenario(SIZE)
 def schedulers(rank: int) -> Any:
+    return {name: _scheduled(rank, strategy) for name, strategy in SCHEDULED.items()}
+
+
+SCHEDULED = {"at once": ob.allreduce(), "a step later": ob.eager("everyone", late=1)}
+
+
+def _scheduled(rank: int, strategy: ob.Strategy) -> Any:
     out = {}
     for when in ("before", "after"):
         with warnings.catch_warnings():
@@ -144,7 +151,7 @@ def schedulers(rank: int) -> Any:
             inner = sgd(model)
             if when == "before":
                 scheduler = torch.optim.lr_scheduler.StepLR(inner, 2, 0.5)
-            optimizer = ob.attach(inner, model, ob.allreduce())
+            optimizer = ob.attach(inner, model, strategy)
             if when == "after":
                 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
             rates = []
@@ -159,8 +166,9 @@ def schedulers(rank: int) -> Any:
     return out
 
 
-def test_schedulers_work_on_the_inner_and_on_the_attached_optimizer(told: Told) -> None:
-    for out in told(schedulers):
+@pytest.mark.parametrize("name", SCHEDULED)
+def test_schedulers_work_without_a_warning_on_the_inner_and_on_the_attached_optimizer(told: Told, name: str) -> None:
+    for out in (one[name] for one in told(schedulers)):
         assert out["before"][1] == out["after"][1] == [0.1, 0.05, 0.05, 0.025, 0.025]
         assert out["before"][2] == out["after"][2] == 0.025
         assert torch.equal(out["before"][0], out["after"][0])

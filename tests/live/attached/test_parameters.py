@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 from typing import Any
 
 import pytest
@@ -280,3 +282,75 @@ def test_a_model_converted_after_attach_is_refused_with_both_dtypes(told: Told) 
         assert "torch.float64" in said
         assert "torch.float32" in said
         assert "before attach" in said
+
+
+@scenario(SIZE)
+def full_state(rank: int) -> Any:
+    """Workers that have not met since the beginning; then the full state, a step more, and the state after the end."""
+    model = nn.Sequential(Odd(), nn.BatchNorm1d(6))
+    optimizer = ob.attach(sgd(model), model, ob.local_sgd(1000))
+    body: Any = model[0]
+
+    def learn(step: int) -> None:
+        optimizer.zero_grad()
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * rank + step))
+        model[1](body(x, True)).square().mean().backward()
+        optimizer.step()
+
+    learn(0)
+    own = flat(model)
+    state = optimizer.full_state_dict()
+    held = {name: torch.equal(value, state[name]) for name, value in model.state_dict().items()}
+    apart = [value.untyped_storage().nbytes() == value.numel() * value.element_size() for value in state.values()]
+    tied = state["0.outer.weight"] is state["0.inner.weight"]
+    again = nn.Sequential(Odd(), nn.BatchNorm1d(6))
+    again.load_state_dict(state)
+    then = flat(again)
+    learn(1)
+    later = flat(model)
+    again.load_state_dict(state)
+    optimizer.finish()
+    ended = optimizer.full_state_dict()
+    end = all(torch.equal(value, ended[name]) for name, value in model.state_dict().items())
+    return own, then, flat(again), later, [*held.values(), *apart, tied, end]
+
+
+def test_the_full_state_is_the_average_in_copies_that_later_steps_leave_alone(told: Told) -> None:
+    outs = told(full_state)
+    mean = sum(own for own, *_ in outs) / SIZE
+    for own, then, still, later, facts in outs:
+        assert distance(own, mean) > 1e-3, "they were apart"
+        assert distance(then, mean) < 1e-6
+        assert torch.equal(then, still)
+        assert distance(later, then) > 1e-3
+        assert all(facts), "values, memory of its own, tied, after the end"
+
+
+@scenario(SIZE)
+def a_part_saved(rank: int) -> tuple[int, int]:
+    def saved_bytes(model: nn.Module) -> int:
+        file = io.BytesIO()
+        torch.save(model[0].state_dict(), file)  # type: ignore[index]
+        return len(file.getvalue())
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 400))
+    before = saved_bytes(model)
+    with ob.attach(sgd(model), model, ob.wagma()):
+        return before, saved_bytes(model)
+
+
+def test_a_part_of_an_attached_model_is_saved_by_itself(told: Told) -> None:
+    for before, attached in told(a_part_saved):
+        assert attached == before
+
+
+def given_up() -> str:
+    model = net()
+    optimizer = ob.attach(sgd(model), model, ob.local_sgd())
+    with contextlib.suppress(KeyError), optimizer:
+        raise KeyError
+    return attempt(optimizer.full_state_dict)
+
+
+def test_a_run_that_was_given_up_has_no_full_state() -> None:
+    assert "this rank's weights are its own, not the average; model.state_dict() has them" in given_up()

@@ -256,6 +256,28 @@ def test_a_run_from_a_distributed_checkpoint_goes_on_as_if_nothing_had_happened(
         assert (through - again).abs().max() < 1e-12
 
 
+@scenario(4)
+def full(rank: int) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+    """The full state in the middle of a run, after its end, and the weights it has ended with."""
+    work = islands.task()
+    model = islands.sharded(work.build(0))
+    with attached(model, ob.local_sgd(1000)) as optimizer:
+        for step in range(STEPS):
+            learn(optimizer, model, work, rank, step)
+        middle = optimizer.full_state_dict()
+    return middle, optimizer.full_state_dict(), islands.weights(model)
+
+
+def test_the_full_state_of_a_sharded_model_is_whole_on_the_first_rank_of_each_island(told: Told) -> None:
+    outs = told(full)
+    for middle, end, weights in (outs[0], outs[2]):
+        whole = islands.task().build(0)
+        for state in (middle, end):
+            whole.load_state_dict(state)
+            assert torch.equal(torch.cat([p.detach().flatten() for p in whole.parameters()]), weights)
+    assert [outs[rank][:2] for rank in (1, 3)] == [({}, {}), ({}, {})]
+
+
 # Failure.
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import warnings
 from datetime import timedelta
 from pathlib import Path
 
@@ -97,15 +98,46 @@ def _check_sizes(posted: dict[int, str], size: int) -> None:
             )
 
 
-def init(timeout_s: float = 1800.0) -> None:
-    """Start ``torch.distributed``, if nobody has: from torchrun's environment, or as a single worker without one.
+def init(timeout_s: float = 1800.0) -> torch.device:
+    """Join the job, and say on which device this rank trains: ``model.to(ob.init())``.
 
-    ``timeout_s``: how long it waits for the other ranks to come.
+    ``torch.distributed`` is started if nobody has: from torchrun's environment, or as a single worker without one.
+    With CUDA, a rank takes the GPU of its number on this host (``LOCAL_RANK``, or else its rank) as torch's current
+    device; where there are more ranks than GPUs, they share. A script that has used CUDA already, as by
+    ``torch.cuda.set_device``, has chosen, and is left its choice. Without CUDA it is the CPU. Called again, it answers
+    the same. ``timeout_s``: how long it waits for the other ranks to come.
     """
+    _join(timeout_s)
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    if not torch.cuda.is_initialized():  # to ask for the current device is to have chosen the first one
+        torch.cuda.set_device(_number_on_host(dist.get_rank()) % torch.cuda.device_count())
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _join(patience_s: float) -> None:
+    """The group alone: whoever attaches has put the model where it is to be."""
     ending.watch()
     if not dist.is_initialized():
-        _World.make(timeout_s)
+        _World.make(patience_s)
     processes.make_known()
+
+
+def _number_on_host(otherwise: int) -> int:
+    return int(os.environ.get("LOCAL_RANK", otherwise))
+
+
+def _warn_of_first_gpu(model: nn.Module) -> None:
+    """``.to("cuda")`` without a device that was chosen is the first GPU, on every rank."""
+    number, first = _number_on_host(0), torch.device("cuda", 0)
+    if number and all(p.device == first for p in model.parameters()):
+        gpus = torch.cuda.device_count()
+        if gpus > 1 and number % gpus:
+            warnings.warn(
+                f"the model of local rank {number} is on cuda:0, as that of local rank 0, and there are {gpus} GPUs; "
+                "move it to this rank's own before the optimizer is made: device = ob.init(), then model.to(device)",
+                stacklevel=3,
+            )
 
 
 def attach(
@@ -141,7 +173,8 @@ def attach(
     checks.check(optimizer, model, strategy if method is None else method)
     method = as_method(method, strategy)
     whole("attach: accumulate", accumulate, 1)
-    init(patience_s)
+    _join(patience_s)
+    _warn_of_first_gpu(model)
     store = dist.distributed_c10d._get_default_store()
     board = Board(store, f"offbeat/{next(_number)}", dist.get_rank(), dist.get_world_size())
     recorder = NoRecorder() if record is None else record if isinstance(record, Recorder) else Recorder(record)

@@ -1,7 +1,8 @@
 """A user's model in flat memory: its parameters and buffers become views of a few long tensors.
 
 Nothing is flattened per step. User code may break a view (by assigning ``p.data``, or a new tensor to a buffer): that
-is noticed when a step begins, and the new values are taken over.
+is noticed when a step begins, and the new values are taken over. To torch each view is a tensor with a storage of its
+own: whoever saves it, or looks for tied weights, need not know of the flat memory.
 
 What ``fully_shard`` has spread over several ranks stays where it is: FSDP gathers it from there.
 """
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from offbeat.live.attached.shards import LocalShard, is_sharded, local, mesh_of, ranks_of
 from offbeat.live.transport.errors import OffbeatError
@@ -49,14 +51,14 @@ class Flat:
         else:
             self.layout = Layout.apart((name, p.data) for name, p in zip(self.names, self.params, strict=True))
             self.parts = [p.data.view(-1) for p in self.params]
-        self.views = self.layout.views(self.parts)
+        self.views = _views(self.layout, self.parts)
         self.places = [(view.data_ptr(), view.shape, view.stride(), view.dtype) for view in self.views]
         self.x = Vec(self.parts)
         floating = [(n, b) for n, b in self._buffers.items() if b.is_floating_point()]
         self._floating = [n for n, _ in floating]
         layout = Layout.of(floating, keep_strides=True)
         parts = layout.empty()
-        self._buffer_views = layout.views(parts)
+        self._buffer_views = _views(layout, parts)
         self.buffers = Vec(parts)
         self.adopt()
 
@@ -112,8 +114,8 @@ class Flat:
     def release(self) -> None:
         """Every tensor gets memory of its own again, with its values and strides, and ours is given back.
 
-        A view keeps all of the flat memory: a part of the model would be saved whole, and nothing could be freed. Where
-        there is no room for the copies the views stay, which is no reason to lose a run that has ended.
+        A view keeps all of the flat memory: nothing could be freed. Where there is no room for the copies the views
+        stay, which is no reason to lose a run that has ended.
         """
         with torch.no_grad(), suppress(torch.OutOfMemoryError):
             for p in self.params if self.island is None else ():
@@ -148,6 +150,21 @@ def _buffer_homes(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
                 seen.add(id(buffer))
                 homes[f"{prefix}.{key}" if prefix else key] = (module, key)
     return homes
+
+
+def _views(layout: Layout, parts: list[Tensor]) -> list[Tensor]:
+    """All tensors inside the flat parts, each with a storage that begins and ends with it.
+
+    ``torch.save`` writes the whole storage of a tensor, and other libraries take tensors of one storage for tied
+    weights. DLPack makes a tensor of memory that another one keeps.
+    """
+    plain = layout.views(parts)
+    for k, slot in enumerate(layout.slots):
+        part = parts[slot.part]
+        if slot.numel and part.device.type in ("cpu", "cuda"):
+            own = from_dlpack(to_dlpack(part[slot.offset : slot.offset + slot.numel]))
+            plain[k] = own.as_strided(slot.shape, slot.stride)
+    return plain
 
 
 def _fact(name: str, tensor: Tensor) -> str:

@@ -111,6 +111,8 @@ class Attached(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._run.stepping.end()
+        # A scheduler that was made on the inner one asks it whether it has stepped: with late=1 it has not yet.
+        self.inner._opt_called = True  # type: ignore[attr-defined]
         self._run.stats.stepped(self)
         return loss
 
@@ -204,6 +206,18 @@ class Attached(torch.optim.Optimizer):
         """Make all replicas equal now (weights and buffers), to evaluate or to save. Every rank must call it."""
         self._run.refuse_if_over("average()")
         self._run.average()
+
+    @_over_when_a_peer_fails
+    def full_state_dict(self) -> dict[str, Any]:
+        """The averaged model, as ``torch.save``, safetensors' ``save_file`` and ``load_state_dict`` take it.
+
+        The names of ``model.state_dict()``, each tensor a copy in memory of its own, which later steps do not change;
+        tied weights are one tensor under both names. Calls ``average()``, so every rank must call it; after
+        ``finish()``, when replicas are equal, any rank may. Of a sharded model it is the full tensors, gathered one
+        after the other into host memory: all ranks of an island call it, also after the end, the first one has them,
+        and the others get an empty dict.
+        """
+        return self._run.full_state()
 
     @_over_when_a_peer_fails
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""A run as plain data, for checkpoints that ``torch.load(weights_only=True)`` accepts.
+"""A run as plain data, for checkpoints that ``torch.load(weights_only=True)`` accepts; and its model.
 
 Three things are kept apart: what the strategy remembers, what it has reported, and what the runtime has left over.
 """
@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
+from offbeat.live.attached.shards import is_sharded
 from offbeat.method.facts import Reported
 from offbeat.method.replica import Replica
 from offbeat.method.strategy import Strategy
@@ -114,6 +116,26 @@ def whole_of_shard(own: dict[str, Any], shard: int) -> dict[str, Any]:
             "has saved, from a run with islands of the same size"
         )
     return torch.load(io.BytesIO(packed), weights_only=True)  # type: ignore[no-any-return]
+
+
+def full(model: nn.Module, keeps: bool) -> dict[str, Any]:
+    """What ``model.state_dict()`` names, in copies, and what is sharded gathered; nothing on ranks that keep nothing.
+
+    Where a tensor is sharded all ranks of the island come here, and what is gathered leaves the device at once: a model
+    is sharded since it is too large for one.
+    """
+    state = model.state_dict(keep_vars=True)  # with them, tied weights are the same object
+    in_host_memory = any(map(is_sharded, state.values()))
+    copies = dict[int, Tensor | None]()
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            continue
+        if id(value) not in copies:
+            whole = value.full_tensor() if is_sharded(value) else value
+            where = "cpu" if in_host_memory else value.device
+            copies[id(value)] = whole.detach().to(where, copy=True) if keeps else None
+        state[name] = copies[id(value)]
+    return state if keeps else {}
 
 
 def _plain(value: Any) -> Any:

@@ -47,7 +47,7 @@ class Training:
         given: Arguments,
         closed: Callable[[], None],
     ) -> None:
-        self._inner, self._strategy, self._board, self._closed = inner, strategy, board, closed
+        self._inner, self._model, self._strategy, self._board, self._closed = inner, model, strategy, board, closed
         self._max_norm, self._recorder = given.max_norm, given.recorder
         self.stats = Stats(given.log)
         self._flat = flat = Flat(model, inner, given.mesh)
@@ -107,7 +107,7 @@ class Training:
         self._others = self.endpoints.others = Others(*parts, self.stepping, self._island)
         self._left = state.Left()
         self._everyone = board.members
-        self.is_over = False
+        self.is_over = self._ended_well = False
         self._handled = id(sys.exc_info()[1])  # the script may have been started from an except clause
         self._inner_steps = refusals.OnlyAttachedSteps(inner)
         elsewhere.attached(board.name, self.stats.ledger, flat.tensors)
@@ -163,6 +163,18 @@ class Training:
             self._remember()
         plain = state.saved(self._strategy, self.me, self._left)
         return plain if self._island is None else state.of_shard(plain, self._island.shard)
+
+    def full_state(self) -> dict[str, Any]:
+        """The averaged model's state, in memory of its own."""
+        if not self.is_over:
+            self.average()
+        elif not self._ended_well:
+            raise OffbeatError(
+                "full_state_dict() came after the run was given up, and this rank's weights are its own, not the "
+                "average; model.state_dict() has them"
+            )
+        keeps = self._island is None or self._island.leads
+        return state.full(self._model, keeps)
 
     def _remember(self) -> None:
         owed = self.endpoints.owed() if self.endpoints.is_open else self._left.owed
@@ -233,6 +245,7 @@ class Training:
             self._island.close()
         self._board.close()
         self._closed()
+        self._ended_well = True
         # Last: where warnings are errors, the others are not kept waiting.
         if never_stepped:
             warnings.warn(
