@@ -20,6 +20,7 @@ from offbeat.live.attached.driver import Driver
 from offbeat.live.attached.flat import Flat
 from offbeat.live.attached.gradient import FlatGradient, InPlace, OwnGradient, land, views_for
 from offbeat.live.carriers.exchanges import Transport
+from offbeat.live.work import share
 from offbeat.method.effects import Batch, Done, Grad, GradMix
 from offbeat.tensors.vector import Vec
 
@@ -40,6 +41,7 @@ class Gradients:
         self._lazy_buckets: Buckets | None = None
         self._lazy_memory: FlatGradient | None = None
         self._exchanging = self._exchanged = self._callback_waits = self._warned = False
+        self._counts: int | None = None  # whose gradient counts the backward passes of this step: the first to come
         self._only_begins: int | None = None  # whose gradient began the step, where none goes to anybody before step()
         self._backwards = self._exchanges = 0
         # The gradients of a sharded model appear in FSDP's own memory: there a step begins with step().
@@ -118,7 +120,7 @@ class Gradients:
         """The step is over."""
         if self._hooks:
             self._listen(self._heard if self._only_begins is None else (self._only_begins,))
-        self._exchanging, self._exchanged, self._only_begins = False, False, None
+        self._exchanging, self._exchanged, self._only_begins, self._counts = False, False, None, None
         self._backwards = self._exchanges = 0
 
     def forget_backwards(self) -> None:
@@ -151,6 +153,9 @@ class Gradients:
 
     def _hook(self, slot: int) -> Callable[[Tensor], None]:
         def arrived(_: Tensor) -> None:
+            self._counts = slot if self._counts is None else self._counts
+            if self._counts == slot:
+                share.backward()
             if self._only_begins is not None:
                 return
             self._begin()

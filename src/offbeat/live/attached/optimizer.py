@@ -13,6 +13,7 @@ from offbeat.live.attached.cutting import MicroBatches, batches
 from offbeat.live.attached.summary import Summary
 from offbeat.live.attached.training import Training
 from offbeat.live.transport.errors import OffbeatError, PeerFailed
+from offbeat.live.work import share
 from offbeat.method.replica import Replica
 from offbeat.method.strategy import Method
 from offbeat.runs.trace import Trace
@@ -70,6 +71,7 @@ class Attached(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._run.stepping.gradients.forget_backwards()
+        share.thrown_away()
         self._run.stepping.stream.forget()
         self.inner.zero_grad(set_to_none)
 
@@ -111,6 +113,7 @@ class Attached(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._run.stepping.end()
+        share.stepped(are_heard=not self._run.is_sharded)
         # A scheduler that was made on the inner one asks it whether it has stepped: with late=1 it has not yet.
         self.inner._opt_called = True  # type: ignore[attr-defined]
         self._run.stats.stepped(self)

@@ -13,6 +13,7 @@ from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.partial.endpoints import Endpoints
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.island import Island
+from offbeat.live.work import share
 from offbeat.method.effects import Next, Turn
 
 
@@ -48,8 +49,12 @@ class Others:
     def take_part(self) -> None:
         """Make all replicas equal, in the middle of a run or at its end."""
         self._averages += 1
+        share.tell()
         if self._driver.asks is not None:  # in the middle of a run
             self._endpoints.align(self._flat.x, self._largest)
+        if share.are_there():  # all have told, and nobody goes on before the replicas are equal
+            self._largest(0)
+            share.take_snapshots()
         equalise(self._flat, self._transport, self._island)
         self._endpoints.adopt(self._flat.x)
 

@@ -30,6 +30,7 @@ from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.transport.island import Island
 from offbeat.live.transport.waiter import Waiter
+from offbeat.live.work import share
 from offbeat.method.replica import Replica
 from offbeat.method.strategy import Strategy
 from offbeat.tensors.vector import Vec
@@ -111,6 +112,7 @@ class Training:
         self._handled = id(sys.exc_info()[1])  # the script may have been started from an except clause
         self._inner_steps = refusals.OnlyAttachedSteps(inner)
         elsewhere.attached(board.name, self.stats.ledger, flat.tensors)
+        share.attached(board.name)
         atexit.register(self._at_exit)
 
     def _update(self, g: Vec) -> None:
@@ -221,6 +223,7 @@ class Training:
             return
         elsewhere.stepping()
         elsewhere.count(f"{self._board.name}/finish", self._everyone)
+        share.settle()
         with torch.no_grad():
             self._flat.adopt()
             self._driver.start()
@@ -283,6 +286,7 @@ class Training:
         self.is_over = True
         self._inner_steps.release()
         elsewhere.released(self._board.name)
+        share.released(self._board.name)
         atexit.unregister(self._at_exit)
         self.stepping.release()
 
