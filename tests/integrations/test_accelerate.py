@@ -206,7 +206,8 @@ def named(rank: int) -> list[str]:
     """The methods of loops that name none, name one in words, and name one before the model, as was done before."""
     with quiet():
         accelerator, found = Loop(rank, None).accelerator, []
-        for before, given in (((), {}), ((), {"method": "local_sgd:period=2"}), ((ob.local_sgd(3),), {})):
+        ways: list[tuple[Any, Any]] = [((), {}), ((), {"method": "local_sgd:period=2"}), ((ob.local_sgd(3),), {})]
+        for before, given in ways:
             model = small()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             loader = DataLoader(data(), batch_size=4)

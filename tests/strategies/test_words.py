@@ -40,7 +40,8 @@ def attached(*method: Any, **named: Any) -> ob.Method:
 
 
 def simulated(*method: Any, **named: Any) -> ob.Run:
-    return ob.simulate(*method, task=TASK, workers=3, steps=4, **named)
+    given = dict(zip(["method"], method, strict=False))
+    return ob.simulate(**given, task=TASK, workers=3, steps=4, **named)
 
 
 @pytest.mark.parametrize("words", SAID)
