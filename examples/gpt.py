@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--late", type=float, default=0.05, help="seconds by which the last rank is late, every step")
     given = parser.parse_args()
-    ob.init()
+    device = ob.init()
 
     whole = "\n".join(text for _, text in sorted(pydoc_data.topics.topics.items()))
     alphabet = sorted(set(whole))
@@ -72,22 +72,22 @@ def main() -> None:
         return torch.stack([source[start : start + CONTEXT + 1] for start in starts.tolist()])
 
     torch.manual_seed(0)
-    model = GPT(len(alphabet))
+    model = GPT(len(alphabet)).to(device)
     inner = torch.optim.AdamW(model.parameters(), lr=3e-3)
     with ob.attach(inner, model, given.method, max_norm=1.0, steps=given.steps) as optimizer:
         own = torch.Generator().manual_seed(optimizer.rank)  # every worker has data of its own
         start = time.monotonic()
         for _ in range(given.steps):
             time.sleep(given.late if optimizer.rank == optimizer.size - 1 and optimizer.size > 1 else 0.0)
-            loss(model, draw(train, own)).backward()
+            loss(model, draw(train, own).to(device)).backward()
             optimizer.step()
             optimizer.zero_grad()
         took_s = time.monotonic() - start
 
     if optimizer.rank == 0:
         with torch.no_grad():
-            final = loss(model, draw(held_out, torch.Generator().manual_seed(1), 64)).item()
-            text = held_out[None, :8]
+            final = loss(model, draw(held_out, torch.Generator().manual_seed(1), 64).to(device)).item()
+            text = held_out[None, :8].to(device)
             for _ in range(60):
                 text = torch.cat([text, model(text[:, -CONTEXT:])[:, -1:].argmax(-1)], dim=1)
         print(f"{optimizer.method.name}: held-out loss {final:.3f} after {took_s:.1f} s on rank 0 of {optimizer.size}")

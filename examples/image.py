@@ -38,11 +38,11 @@ def main() -> None:
     parser.add_argument("--method", help="any of `offbeat list`, with settings or without; none: Offbeat's default")
     parser.add_argument("--steps", type=int, default=200)
     given = parser.parse_args()
-    ob.init()
+    device = ob.init()
 
     digits = ob.tasks.digits(batch=32)
     torch.manual_seed(0)
-    model = network()
+    model = network().to(device)
     inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(inner, given.steps)
     with ob.attach(inner, model, given.method, steps=given.steps) as optimizer:
@@ -50,14 +50,14 @@ def main() -> None:
         for step in range(given.steps):
             time.sleep(0.03 if uneven.random() < 0.2 else 0.0)  # now a worker is late, now another
             images, labels = digits.batch(optimizer.rank, step)
-            F.cross_entropy(model(images), labels).backward()
+            F.cross_entropy(model(images.to(device)), labels.to(device)).backward()
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
 
     if optimizer.rank == 0:
         assert digits.evaluate is not None
-        found = digits.evaluate(model.eval())
+        found = digits.evaluate(model.eval().cpu())
         quality = f"accuracy {found['accuracy']:.1%}, loss {found['loss']:.3f}"
         print(f"{optimizer.method.name}: {quality}, {optimizer.size} workers")
         print(optimizer.summary())

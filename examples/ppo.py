@@ -35,6 +35,10 @@ class Agent(nn.Module):
         self.body = nn.Sequential(nn.Linear(7 * 7 * 3 + 4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
         self.policy, self.value = nn.Linear(64, actions), nn.Linear(64, 1)
 
+    @property
+    def device(self) -> torch.device:
+        return self.value.weight.device
+
     def forward(self, seen: Tensor) -> tuple[Categorical, Tensor]:
         body = self.body(seen)
         return Categorical(logits=self.policy(body)), self.value(body).squeeze(-1)
@@ -64,7 +68,7 @@ def play(agent: Agent, worlds: list[Any], seed: int) -> list[list[Moment]]:
     episodes: list[list[Moment]] = [[] for _ in worlds]
     running = list(range(len(worlds)))
     while running:
-        policy, values = agent(torch.stack([seen[k] for k in running]))
+        policy, values = agent(torch.stack([seen[k] for k in running]).to(agent.device))
         actions = policy.sample()
         chances = policy.log_prob(actions)
         on = []
@@ -90,9 +94,9 @@ def weigh(episode: list[Moment]) -> None:
 
 def loss(agent: Agent, part: list[Moment]) -> Tensor:
     """PPO's clipped objective, with the error of the values and a little entropy."""
-    policy, values = agent(torch.stack([moment.seen for moment in part]))
-    advantages = torch.tensor([moment.advantage for moment in part])
-    returns = advantages + torch.tensor([moment.value for moment in part])
+    policy, values = agent(torch.stack([moment.seen for moment in part]).to(agent.device))
+    advantages = torch.tensor([moment.advantage for moment in part], device=agent.device)
+    returns = advantages + torch.tensor([moment.value for moment in part], device=agent.device)
     advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
     ratio = (
         policy.log_prob(torch.stack([m.action for m in part])) - torch.stack([m.log_probability for m in part])
@@ -112,13 +116,13 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--world", default="MiniGrid-Empty-6x6-v0", help="any of MiniGrid's")
     given = parser.parse_args()
-    ob.init()
+    device = ob.init()
 
     worlds = [gymnasium.make(given.world) for _ in range(EPISODES)]
     torch.manual_seed(0)
     actions = worlds[0].action_space
     assert isinstance(actions, gymnasium.spaces.Discrete)
-    agent = Agent(int(actions.n))
+    agent = Agent(int(actions.n)).to(device)
     inner = torch.optim.Adam(agent.parameters(), lr=1e-3)
     with ob.attach(inner, agent, given.method, max_norm=0.5) as optimizer:
         torch.manual_seed(1 + optimizer.rank)  # workers play different episodes

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 
 import offbeat as ob
 
@@ -70,7 +71,7 @@ def test_a_rank_takes_the_gpu_of_its_number_on_the_host_and_shares_where_there_a
 
 
 def test_without_a_number_on_the_host_the_rank_counts_also_in_a_group_of_the_scripts_own() -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     with pytest.MonkeyPatch.context() as here:
         Gpus(here, 4)
         here.delenv("LOCAL_RANK", raising=False)

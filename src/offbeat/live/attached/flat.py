@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.dlpack import from_dlpack, to_dlpack
+from torch.utils.dlpack import from_dlpack
 
 from offbeat.live.attached.shards import LocalShard, is_sharded, local, mesh_of, ranks_of
 from offbeat.live.transport.errors import OffbeatError
@@ -162,7 +162,7 @@ def _views(layout: Layout, parts: list[Tensor]) -> list[Tensor]:
     for k, slot in enumerate(layout.slots):
         part = parts[slot.part]
         if slot.numel and part.device.type in ("cpu", "cuda"):
-            own = from_dlpack(to_dlpack(part[slot.offset : slot.offset + slot.numel]))
+            own = from_dlpack(part[slot.offset : slot.offset + slot.numel])
             plain[k] = own.as_strided(slot.shape, slot.stride)
     return plain
 
