@@ -14,7 +14,9 @@ left in a home:
 - the owner begins the last one: it sets ``3 5 5`` where it expects ``3 4 5``;
 - the thief takes the last one: it would set ``3 4 4`` where it expects ``3 4 5``, and is told ``3 5 5`` instead.
 
-Whoever comes second is told, and nobody has it twice. Requests are generators that yield an `Op` and are sent its
+Whoever comes second is told, and nobody has it twice. Behind every word stands who wrote it and which of its writes it
+was, as two thieves that take the same batch would write the same: the second one, told that this lies there now, would
+think that it was its own. Requests are generators that yield an `Op` and are sent its
 answer: the live world asks the job's store, and tests ask in every order.
 """
 
@@ -27,7 +29,7 @@ from typing import TypeVar
 
 BLOCK = 16  # batches that a worker begins with one request, far from the end
 NEAR = 16  # near it, this part of what is left in its home
-NONE, RETURNED = "-", "returned"
+NONE, RETURNED, STAMP = "-", "returned", "|"
 
 T = TypeVar("T")
 
@@ -76,7 +78,7 @@ class Home:
 
     @classmethod
     def parse(cls, text: str) -> Home:
-        return cls(*map(int, text.split()))
+        return cls(*map(int, text.partition(STAMP)[0].split()))
 
     def __str__(self) -> str:
         return f"{self.used} {self.front} {self.back} {self.batch_us}"
@@ -96,8 +98,8 @@ class Epoch:
         self._place = {batch: place for place, batch in enumerate(self._homes[rank])}
         self._keys = tuple(map(str, range(workers)))
         self._firsts = tuple(str(Home(0, 0, len(home))) for home in self._homes)
-        self._own = Home.parse(self._firsts[rank])  # as it was last seen; of it, others move the back alone
-        self._is_open = False
+        self._own, self._own_text = Home.parse(self._firsts[rank]), self._firsts[rank]  # as it was last seen
+        self._is_open, self._writes = False, 0
         self._fetched = self._begun = self._resolved = 0  # places of the own home, in this order from behind
         self._taken: deque[int] = deque()  # from others, and not fetched yet
         self._held: list[int] = []  # from others, and not used
@@ -152,8 +154,7 @@ class Epoch:
         self._taken.clear()
         while back:
             (old,) = yield Read((RETURNED,), (NONE,))
-            (now,) = yield Swap(RETURNED, old, new := _numbers([*_parsed(old), *back]))
-            if now == new:
+            if (yield from self._swap(RETURNED, old, _numbers([*_parsed(old), *back])))[0]:
                 break
         for batch in back:
             self.resolve(batch)
@@ -172,13 +173,20 @@ class Epoch:
     # How it asks.
 
     def _open(self) -> Request[None]:
-        (text,) = yield Read((self._keys[self.rank],), (self._firsts[self.rank],))
-        self._own, self._is_open = Home.parse(text), True
+        (self._own_text,) = yield Read((self._keys[self.rank],), (self._firsts[self.rank],))
+        self._own, self._is_open = Home.parse(self._own_text), True
 
     def _write(self, new: Home) -> Request[None]:
         """Change this worker's own word, or else see how others have changed it."""
-        (text,) = yield Swap(self._keys[self.rank], str(self._own), str(new))
-        self._own = Home.parse(text)
+        _, self._own_text = yield from self._swap(self._keys[self.rank], self._own_text, str(new))
+        self._own = Home.parse(self._own_text)
+
+    def _swap(self, key: str, old: str, new: str) -> Request[tuple[bool, str]]:
+        """Whether it was changed, and what lies there now."""
+        self._writes += 1
+        stamped = f"{new}{STAMP}{self.rank}.{self._writes}"
+        (now,) = yield Swap(key, old, stamped)
+        return now == stamped, now
 
     def _take(self, batch_us: int, backlog: int) -> Request[None]:
         """Take what was given back, or from the home that would be done last, if this worker would be done sooner."""
@@ -197,8 +205,7 @@ class Epoch:
             yield from self._say_held()
             if not taken:
                 return
-            (now,) = yield Swap(key, old, new)
-            if now == new:
+            if (yield from self._swap(key, old, new))[0]:
                 self._taken.extend(taken)
                 return
             del self._held[-len(taken) :]
@@ -230,4 +237,5 @@ def _numbers(batches: Sequence[int]) -> str:
 
 
 def _parsed(text: str) -> list[int]:
+    text = text.partition(STAMP)[0]
     return [] if text == NONE else [int(number) for number in text.split()]
