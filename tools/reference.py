@@ -50,6 +50,12 @@ PAGES = (
         ),
     ),
     Page(
+        "share",
+        "Sharing the work: share",
+        "One supply of data for all workers. [Share the work](../share.md) begins with the lines to change.",
+        ("share", "Share", "Shards", "follow"),
+    ),
+    Page(
         "simulate",
         "Simulating: simulate",
         "Runs in virtual time. [The simulator](../simulator.md) says what is charged for what.",

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from offbeat import delays, tasks, topology
 from offbeat.basics.version import __version__
-from offbeat.live import Attached, ConfigMismatch, OffbeatError, PeerFailed, Summary, attach, init
+from offbeat.live import (
+    Attached,
+    ConfigMismatch,
+    OffbeatError,
+    PeerFailed,
+    Shards,
+    Share,
+    Summary,
+    attach,
+    follow,
+    init,
+    share,
+)
 from offbeat.method import Method, Strategy
 from offbeat.replaying import replay
 from offbeat.rounds import waiting
@@ -28,6 +40,8 @@ __all__ = [
     "OffbeatError",
     "PeerFailed",
     "Run",
+    "Shards",
+    "Share",
     "Strategy",
     "Summary",
     "Task",
@@ -35,9 +49,11 @@ __all__ = [
     "attach",
     "codec",
     "delays",
+    "follow",
     "init",
     "named",
     "replay",
+    "share",
     "simulate",
     "strategy",
     "tasks",

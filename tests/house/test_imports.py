@@ -40,7 +40,7 @@ MAY_IMPORT = {
 # A method in words, or none at all: who takes one as an argument asks what it stands for.
 ALSO = {"live/attached/attach.py": {"strategies"}, "sim/simulation.py": {"strategies"}}
 # Inside the live world: from the wire up to whole jobs.
-LIVE = ["transport", "carriers", "partial", "attached", "job"]
+LIVE = ["transport", "carriers", "partial", "work", "attached", "job"]
 # No clock, no network, no thread, no process: a property of these rooms, whatever is put into them.
 PURE = {*VALUES, "method", "strategies", "tasks"}
 
@@ -51,6 +51,7 @@ READS_ENVIRONMENT = (
     "live/attached/attach.py",
     "live/transport/hub.py",
     "live/carriers/hosts.py",
+    "live/work/share.py",
     "live/job/",
 )
 

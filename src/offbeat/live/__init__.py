@@ -6,5 +6,19 @@ from offbeat.live.attached.attach import attach, init
 from offbeat.live.attached.optimizer import Attached
 from offbeat.live.attached.summary import Summary
 from offbeat.live.transport.errors import ConfigMismatch, OffbeatError, PeerFailed
+from offbeat.live.work.follow import follow
+from offbeat.live.work.share import Share, Shards, share
 
-__all__ = ["Attached", "ConfigMismatch", "OffbeatError", "PeerFailed", "Summary", "attach", "init"]
+__all__ = [
+    "Attached",
+    "ConfigMismatch",
+    "OffbeatError",
+    "PeerFailed",
+    "Shards",
+    "Share",
+    "Summary",
+    "attach",
+    "follow",
+    "init",
+    "share",
+]

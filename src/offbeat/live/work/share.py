@@ -675,6 +675,11 @@ def settle() -> None:
         share._settle()
 
 
+def steps_of_the_job() -> float | None:
+    """Of all workers, over their number; None where nothing is shared."""
+    return max((share.steps for share in _shares if share._supply is not None), default=None)
+
+
 def are_there() -> bool:
     return any(share._supply is not None for share in _shares)
 
