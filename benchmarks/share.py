@@ -1,9 +1,10 @@
-"""The job ends when its work is done: how long a job takes for the same samples, with fixed shares and with shared work.
+"""The job ends when its work is done: how long it takes for the same samples, with fixed shares and with shared work.
 
     python benchmarks/share.py [--json FILE] [--repeats 3] [--only slow,stalls,nobody,loader,loss,trainers]
 
-*Ideal* is all samples over the sum of the workers' own speeds, each measured by itself in the same run, before the others
-begin. A figure is the time of the job, from the first batch to the end of `finish()` on the last worker, over the ideal.
+*Ideal* is all samples over the sum of the workers' own speeds, each measured by itself in the same run: the loop with a
+plain loader and optimiser, and nobody to talk to. A figure is the time of the job, from the first batch to the end of
+`finish()` on the last worker, over the ideal.
 
 - slow: 2 and 4 processes, steps of 10 ms, one worker 4 times slower for good.
 - stalls: 2 and 4 processes, steps of 10 ms, stalls of 100 ms in a tenth of the steps, each worker's own.
@@ -89,13 +90,15 @@ def _job(rank: int, scene: str, way: str, method: str, batches: int) -> tuple[fl
         optimizer.step()
         optimizer.zero_grad()
 
-    alone = []
-    for _ in range(60 if scene == "stalls" else 20):
-        start = time.perf_counter()
-        step(model, (torch.ones(4, 4),), inner)
-        alone.append(time.perf_counter() - start)
-    own_s = sum(alone) / len(alone)
-    fixed = DistributedSampler(data, shuffle=True) if size > 1 else None
+    count = 200 if scene == "stalls" else 100
+    plain = DataLoader(torch.utils.data.Subset(data, range(4 * count)), batch_size=4, **many)
+    begun_s = 0.0
+    for batch in plain:
+        begun_s = begun_s or time.perf_counter()
+        step(model, batch, inner)
+    own_s = (time.perf_counter() - begun_s) / count
+    dist.barrier()
+    fixed: Any = DistributedSampler(data, shuffle=True) if size > 1 else None
     if way == "ddp":
         loader = DataLoader(data, batch_size=4, sampler=fixed, **many)
         wrapped = DistributedDataParallel(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,25 +90,25 @@ def left(store: Store, size: int, batches: range) -> list[int]:
     return list(end.value.value)
 
 
-def orders(make: Any, most: int) -> int:
-    """Run every order of requests, depth first, until ``most`` were seen; answers how many there were."""
-    seen, prefix = 0, list[int]()
-    while True:
-        choices: list[tuple[int, int]] = []  # taken, of how many
-
-        def order() -> Iterator[int]:
-            for step in itertools.count():
-                choices.append((prefix[step] if step < len(prefix) else 0, 0))
-                yield choices[-1][0]
-
-        make(order())
-        seen += 1
-        taken = [choice for choice, _ in choices]
-        while taken and taken[-1] == 1:  # two workers: 0 and then 1
+def orders(make: Callable[[Iterator[int]], object], most: int) -> int:
+    """Run every order in which two take turns, depth first, until ``most`` were seen; answers how many there were."""
+    prefix = list[int]()
+    for seen in itertools.count(1):
+        taken = list[int]()
+        make(_following(prefix, taken))
+        while taken and taken[-1] == 1:
             taken.pop()
         if not taken or seen == most:
             return seen
         prefix = [*taken[:-1], 1]
+    raise AssertionError
+
+
+def _following(prefix: list[int], taken: list[int]) -> Iterator[int]:
+    """The choices of ``prefix``, and then always the first; ``taken`` hears of each."""
+    for step in itertools.count():
+        taken.append(prefix[step] if step < len(prefix) else 0)
+        yield taken[-1]
 
 
 @pytest.mark.parametrize(("batches", "ahead", "leaves"), [(2, 0, None), (3, 1, None), (3, 0, 1), (2, 1, 0)])
@@ -151,7 +151,7 @@ def test_equal_workers_take_what_fixed_shares_would_give_them() -> None:
     """In turns of a whole batch each, nobody takes from anybody, and the order is that of the shares."""
     workers = [Worker(Epoch(rank, 3, range(31))) for rank in range(3)]
     store, asking = Store(), {number: worker.work() for number, worker in enumerate(workers)}
-    answers: dict[int, Any] = {number: None for number in asking}
+    answers: dict[int, Any] = dict.fromkeys(asking)
     while asking:
         for number, ops in list(asking.items()):
             done = len(workers[number].used)

@@ -7,7 +7,7 @@ from offbeat.live.attached.optimizer import Attached
 from offbeat.live.attached.summary import Summary
 from offbeat.live.transport.errors import ConfigMismatch, OffbeatError, PeerFailed
 from offbeat.live.work.follow import follow
-from offbeat.live.work.share import Share, Shards, share
+from offbeat.live.work.share import Shards, Share, share
 
 __all__ = [
     "Attached",

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 BLOCK = 16  # batches that a worker begins with one request, far from the end
-NEAR = 16  # near it, this part of what is left in its home
+NEAR = 8  # near it, this part of what is left in its home
 NONE, RETURNED, STAMP = "-", "returned", "|"
 
 T = TypeVar("T")
@@ -223,13 +223,16 @@ def _victim(homes: Sequence[Home], rank: int, batch_us: int, backlog: int) -> tu
     with two left, so that equals take nothing from each other for being half a batch ahead.
     """
     mine_us = max(batch_us, 1)
-    lasts_us = [0 if r == rank else home.left * (home.batch_us or mine_us) for r, home in enumerate(homes)]
+    each_us = [home.batch_us or mine_us for home in homes]
+    lasts_us = [0 if r == rank else home.left * each_us[r] for r, home in enumerate(homes)]
     victim = max(range(len(homes)), key=lambda r: lasts_us[r])
     if 2 * (backlog + 1) * mine_us > lasts_us[victim]:
         return victim, 0
-    # So many that both would be done at once; half of it, since speeds change.
-    even = (lasts_us[victim] - backlog * mine_us) / ((homes[victim].batch_us or mine_us) + mine_us)
-    return victim, min(max(1, int(even / 2)), homes[victim].left)
+    # All of them together would need so long for what is left. What this worker does in half of that it takes now: then
+    # nobody waits for it in the end, though speeds change and others take some at the same time.
+    together_us = sum(home.left for home in homes) / sum(1 / each for each in each_us)
+    count = int(together_us / 2 / mine_us) - backlog
+    return victim, min(max(1, count), homes[victim].left)
 
 
 def _numbers(batches: Sequence[int]) -> str:

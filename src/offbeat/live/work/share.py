@@ -42,7 +42,8 @@ from offbeat.rounds.leases import Epoch, Op, Put, Request, Swap
 
 T = TypeVar("T")
 
-TOLD_S, TOLD_STEPS = 0.05, 8  # how often the others hear of steps, at the least, while any are taken
+TOLD_S, TOLD_STEPS = 1.0, 64  # how often the others hear of steps, at the least, while any are taken
+FRESH_S = 0.05  # and how old an answer to a script that asks for them may be
 _SHUFFLE = 0x5A6E
 _number = itertools.count()
 _shares: weakref.WeakSet[Share] = weakref.WeakSet()
@@ -106,15 +107,21 @@ class Share(Sampler[list[int]]):
     @property
     def progress(self) -> float:
         """How much of the work of all workers is done, from 0 to 1: of ``epochs``, or else of this epoch."""
-        one = self._pass
+        one = self._fresh()
         done, now = (0.0, self._epoch) if one is None else (one.used_by_all / self._in_an_epoch, one.number)
         return min(done if self.epochs is None else (now + done) / self.epochs, 1.0)
 
     @property
     def steps(self) -> float:
         """How many steps the job has taken: those of all workers, over their number."""
+        self._fresh()
         supply = self._supply
         return (self._steps_before + (0 if supply is None else supply.steps_of_all)) / _world()[1]
+
+    def _fresh(self) -> Pass | None:
+        if self._pass is not None:
+            self._pass.tell(FRESH_S)
+        return self._pass
 
     def told(self) -> list[str]:
         """Whether every sample was used once, in words. Exact when all workers have finished."""
@@ -219,7 +226,8 @@ class Share(Sampler[list[int]]):
     def _tell(self) -> None:
         """Let all know what this worker holds and has used."""
         if self._pass is not None:
-            self._pass.tell(everything=True)
+            self._pass.tell(0.0)
+            self._pass.tell_held()
 
     def _read_state(self) -> dict[str, Any]:
         supply = self._opened()
@@ -430,16 +438,19 @@ class Pass:
         self._ask(self._epoch.give_back(self._hand, self._loading))
         self._hand, self._backwards = [], 0
         self._loading.clear()
-        self.tell(everything=True)
+        self.tell(0.0)
 
-    def tell(self, everything: bool = False) -> None:
-        """Let the others know what was used: now and then, or all of it now."""
+    def tell(self, after_s: float = TOLD_S) -> None:
+        """Let the others know what was used, if they last heard of it so long ago."""
         now_s = time.monotonic()
-        if everything or self._steps >= TOLD_STEPS or now_s - self._told_s > TOLD_S:
+        if self._steps >= TOLD_STEPS or now_s - self._told_s >= after_s:
             before = self._share._used_before(self.number)
             self.used_by_all = before + self._supply.count(self.number, self._used, self._steps)
             self._used, self._steps, self._told_s = 0, 0, now_s
-        if everything and not self._is_over:
+
+    def tell_held(self) -> None:
+        """Let them know what this worker has."""
+        if not self._is_over:
             self._ask(self._epoch.tell())
 
     def _use(self, count: int) -> None:
