@@ -32,6 +32,7 @@ import offbeat as ob
 
 STEP_S, SLOWER = 0.010, 4.0
 STALL_S, STALLS = 0.1, 0.1
+WARM_UP = 10  # steps of a worker alone that are not counted
 METHODS = {
     "default": lambda: None,
     "eager late=1": lambda: ob.eager(late=1),
@@ -91,10 +92,11 @@ def _job(rank: int, scene: str, way: str, method: str, batches: int) -> tuple[fl
         optimizer.zero_grad()
 
     count = 200 if scene == "stalls" else 100
-    plain = DataLoader(torch.utils.data.Subset(data, range(4 * count)), batch_size=4, **many)
+    plain = DataLoader(torch.utils.data.Subset(data, range(4 * (WARM_UP + count))), batch_size=4, **many)
     begun_s = 0.0
-    for batch in plain:
-        begun_s = begun_s or time.perf_counter()
+    for number, batch in enumerate(plain):
+        if number == WARM_UP:
+            begun_s = time.perf_counter()
         step(model, batch, inner)
     own_s = (time.perf_counter() - begun_s) / count
     dist.barrier()

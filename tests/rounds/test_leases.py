@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 from collections.abc import Callable, Generator, Iterator
@@ -63,11 +64,15 @@ class Worker:
                 yield from self.epoch.give_back([batch], loaded)
                 return
             self.used.append(batch)
+            yield Read((), ())  # the step takes its time
             self.epoch.resolve(batch)
 
 
-def run(workers: list[Worker], order: Iterator[int]) -> Store:
-    """Let them take turns: ``order`` says whose request is answered next, among those who have one."""
+def run(workers: list[Worker], order: Iterator[int], look: Callable[[Store], object] = lambda store: None) -> Store:
+    """Let them take turns: ``order`` says whose request is answered next, among those who have one.
+
+    ``look`` sees the store after every one.
+    """
     store = Store()
     asking: dict[int, tuple[Ops, Op]] = {}
     for number, worker in enumerate(workers):
@@ -80,6 +85,7 @@ def run(workers: list[Worker], order: Iterator[int]) -> Store:
             asking[number] = ops, ops.send(store.answer(op))
         except StopIteration:
             del asking[number]
+        look(store)
     return store
 
 
@@ -142,24 +148,75 @@ def test_any_number_of_workers_uses_every_batch_once_in_random_orders(seed: int)
         )
         for rank in range(size)
     ]
-    store = run(workers, iter(lambda: rng.randrange(720720), -1))
+
+    def nothing_is_nowhere(store: Store) -> None:
+        """Whoever reads the place of all, at any moment, finds every batch that was not used."""
+        used = {batch for worker in workers for batch in worker.used}
+        assert used.union(left(store, size, range(batches))) == set(range(batches))
+
+    store = run(workers, iter(lambda: rng.randrange(720720), -1), nothing_is_nowhere)
     used = [batch for worker in workers for batch in worker.used]
     assert sorted(used + left(store, size, range(batches))) == list(range(batches))
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+@pytest.mark.parametrize("leaves", [0, 1, 9, 104, 120])
+def test_what_a_worker_leaves_is_taken_by_those_who_are_there(ahead: int, leaves: int) -> None:
+    """Also what it had taken from them, and the last one of its home."""
+    size, batches = 2, 200
+    leaving = Worker(Epoch(1, size, range(batches)), 1000, ahead, leaves)
+    staying = Worker(Epoch(0, size, range(batches)), 1000, ahead)
+    store = run([leaving, staying], itertools.repeat(0))  # one after the other
+    assert sorted(leaving.used + staying.used) == list(range(batches))
+    assert left(store, size, range(batches)) == []
+
+
+def test_a_batch_that_was_begun_is_left_until_it_is_used() -> None:
+    worker = Epoch(0, 2, range(4))
+
+    def begin() -> Ops:
+        assert (yield from worker.fetch(1000, 0)) == 0
+        assert (yield from worker.begin(0, 1000))
+
+    store = Store()
+    _answered(store, begin())
+    assert left(store, 2, range(4)) == [0, 1, 2, 3]
+    worker.resolve(0)
+    _answered(store, worker.tell())
+    assert left(store, 2, range(4)) == [1, 2, 3]
+
+
+def _answered(store: Store, ops: Ops) -> None:
+    answer: Any = None
+    with contextlib.suppress(StopIteration):
+        while True:
+            answer = store.answer(ops.send(answer))
+
+
+def in_turns(workers: list[Worker], turns: Iterator[int]) -> None:
+    """``turns``: who uses a batch next, or looks for one and goes."""
+    store, asking = Store(), {number: worker.work() for number, worker in enumerate(workers)}
+    answers: dict[int, Any] = dict.fromkeys(asking)
+    while asking:
+        if (number := next(turns)) in asking:
+            done = len(workers[number].used)
+            try:
+                while len(workers[number].used) == done:
+                    answers[number] = store.answer(asking[number].send(answers[number]))
+            except StopIteration:
+                del asking[number]
+
+
+def test_a_worker_that_is_a_batch_ahead_takes_nothing_from_its_equals() -> None:
+    workers = [Worker(Epoch(rank, 2, range(20))) for rank in range(2)]
+    in_turns(workers, itertools.chain([0], itertools.cycle([0, 1])))
+    assert [worker.used for worker in workers] == [list(range(rank, 20, 2)) for rank in range(2)]
 
 
 def test_equal_workers_take_what_fixed_shares_would_give_them() -> None:
     """In turns of a whole batch each, nobody takes from anybody, and the order is that of the shares."""
     workers = [Worker(Epoch(rank, 3, range(31))) for rank in range(3)]
-    store, asking = Store(), {number: worker.work() for number, worker in enumerate(workers)}
-    answers: dict[int, Any] = dict.fromkeys(asking)
-    while asking:
-        for number, ops in list(asking.items()):
-            done = len(workers[number].used)
-            try:
-                while len(workers[number].used) == done:
-                    answers[number] = store.answer(ops.send(answers[number]))
-            except StopIteration:
-                del asking[number]
+    in_turns(workers, itertools.cycle(range(3)))
     assert [worker.used for worker in workers] == [list(range(rank, 31, 3)) for rank in range(3)]
 
 
@@ -167,31 +224,29 @@ def test_equal_workers_take_what_fixed_shares_would_give_them() -> None:
 @pytest.mark.parametrize("ahead", [0, 8])
 def test_unequal_workers_are_done_at_about_the_same_time(slow: int, ahead: int) -> None:
     """In virtual time: the job ends when one worker of their summed speed would, within two batches of the slow one."""
-    us = [1000, 1000, 1000 * slow]
-    workers = [Worker(Epoch(rank, 3, range(300)), us[rank], ahead) for rank in range(3)]
-    store, busy = Store(), [0, 0, 0]
-    asking = {number: worker.work() for number, worker in enumerate(workers)}
-    answers: dict[int, Any] = dict.fromkeys(asking)
-    while asking:
-        number = min(asking, key=lambda one: busy[one])
-        done = len(workers[number].used)
-        try:
-            while len(workers[number].used) == done:
-                answers[number] = store.answer(asking[number].send(answers[number]))
-            busy[number] += us[number]
-        except StopIteration:
-            del asking[number]
-    ideal = 300 / sum(1 / one for one in us)
-    assert sum(len(worker.used) for worker in workers) == 300
-    assert max(busy) <= ideal + 2 * us[2] + ahead * us[0]
+    us, batches = [1000, 1000, 1000 * slow], 1000
+    workers = [Worker(Epoch(rank, 3, range(batches)), us[rank], ahead) for rank in range(3)]
+    busy = [0, 0, 0]
+
+    def turns() -> Iterator[int]:
+        while True:
+            number = min(range(3), key=lambda one: busy[one])
+            done = len(workers[number].used)
+            yield number
+            busy[number] += us[number] if len(workers[number].used) > done else 10**12  # it has gone
+
+    in_turns(workers, turns())
+    ideal = batches / sum(1 / one for one in us)
+    assert sum(len(worker.used) for worker in workers) == batches
+    assert max(time % 10**12 for time in busy) <= ideal + 2 * us[2] + ahead * us[0]
 
 
 def test_a_worker_begins_many_batches_with_one_request_far_from_the_end() -> None:
     worker, requests = Worker(Epoch(0, 2, range(2000))), 0
     store, ops, answer = Store(), worker.work(), None
     while len(worker.used) < 700:
-        answer = store.answer(ops.send(answer))  # type: ignore[arg-type]
-        requests += 1
+        op = ops.send(answer)  # type: ignore[arg-type]
+        answer, requests = store.answer(op), requests + (op != Read((), ()))
     assert requests < 700 / leases.BLOCK + 10
 
 
