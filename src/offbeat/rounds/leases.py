@@ -29,6 +29,7 @@ from typing import TypeVar
 
 BLOCK = 16  # batches that a worker begins with one request, far from the end
 NEAR = 8  # near it, this part of what is left in its home
+GONE_US = 10**12  # what a batch takes a worker that has left the epoch: whoever is there takes the last one, too
 NONE, RETURNED, STAMP = "-", "returned", "|"
 
 T = TypeVar("T")
@@ -148,7 +149,9 @@ class Epoch:
         yield from self._say_held()
 
     def give_back(self, begun: Iterable[int], loaded: Iterable[int]) -> Request[None]:
-        """This worker will use none of these: whoever has no work left takes them. It asks for no more."""
+        """This worker uses none of these, and asks for no more: whoever has no work left takes what there is."""
+        if not self._is_open:
+            yield from self._open()
         back = [*begun, *(batch for batch in loaded if batch in self._held), *self._taken]
         back += self._homes[self.rank][self._begun : self._own.front]
         self._taken.clear()
@@ -158,6 +161,8 @@ class Epoch:
                 break
         for batch in back:
             self.resolve(batch)
+        while self._own.batch_us != GONE_US:
+            yield from self._write(replace(self._own, used=self._resolved, batch_us=GONE_US))
         yield from self.tell()
 
     def left(self) -> Request[tuple[int, ...]]:

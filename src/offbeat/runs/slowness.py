@@ -27,6 +27,7 @@ CHRONIC_SHARE = 0.5
 TRIFLE = 0.01  # of all workers' time
 LITTLE = 0.1  # of it: more is worth a word, whoever it was for
 STRETCH_STEPS = 10
+IDLE, IDLE_S = 0.05, 0.1  # an end of this share of the time, and so long, is worth a sentence
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,22 @@ def late_workers(busy_s: Sequence[Sequence[float]], wait_s: Sequence[float]) -> 
                 )
             )
     return sorted(found, key=lambda late: -late.waited_for_s)
+
+
+def cost_of_shares(workers: Sequence[tuple[int, float]]) -> list[str]:
+    """What it cost that each worker had its own share of the data, in a sentence; none where it cost little.
+
+    ``workers``: how many steps each took, and after how many seconds it had no more data.
+    """
+    ended_s = [seconds for _, seconds in workers]
+    if len(workers) < 2 or min(ended_s) <= 0 or max(ended_s) - min(ended_s) < max(IDLE * max(ended_s), IDLE_S):
+        return []
+    shared_s = sum(steps for steps, _ in workers) / sum(steps / seconds for steps, seconds in workers)
+    return [
+        f"The job ended {format_seconds(max(ended_s) - min(ended_s))} after rank {ended_s.index(min(ended_s))} had run "
+        f"out of data, {format_seconds(max(ended_s))} after it began; with ob.share it would have taken about "
+        f"{format_seconds(shared_s)}."
+    ]
 
 
 def would_have_waited(busy_s: Sequence[Sequence[float]]) -> list[float]:

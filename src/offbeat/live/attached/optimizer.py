@@ -14,6 +14,7 @@ from offbeat.live.attached.summary import Summary
 from offbeat.live.attached.training import Training
 from offbeat.live.transport.errors import OffbeatError, PeerFailed
 from offbeat.live.work import share
+from offbeat.live.work.follow import Schedule
 from offbeat.method.replica import Replica
 from offbeat.method.strategy import Method
 from offbeat.runs.trace import Trace
@@ -45,7 +46,7 @@ class Attached(torch.optim.Optimizer):
 
     def __init__(self, inner: torch.optim.Optimizer, method: Method, run: Training) -> None:
         # torch's own __init__ would add the parameters anew; what it sets up is shared with the inner optimiser.
-        self.inner, self.method, self._run = inner, method, run
+        self.inner, self.method, self._run, self._schedule = inner, method, run, Schedule(inner)
 
     @property
     def strategy(self) -> Method:
@@ -108,15 +109,21 @@ class Attached(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of the method with the gradients that backward left in ``p.grad``."""
         self._run.refuse_if_over("step()")
+        if self._run.is_sharded and share.is_used(self._run.name):
+            raise OffbeatError(
+                "ob.share gives every rank as many batches as it can take, but the ranks of a sharded model must take "
+                "equally many; use a DistributedSampler"
+            )
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._run.stepping.end()
-        share.stepped(are_heard=not self._run.is_sharded)
+        share.stepped(self._run.name, are_heard=not self._run.is_sharded)
         # A scheduler that was made on the inner one asks it whether it has stepped: with late=1 it has not yet.
         self.inner._opt_called = True  # type: ignore[attr-defined]
         self._run.stats.stepped(self)
+        self._schedule.stepped()
         return loss
 
     # What Offbeat adds.

@@ -49,12 +49,11 @@ class Others:
     def take_part(self) -> None:
         """Make all replicas equal, in the middle of a run or at its end."""
         self._averages += 1
-        share.tell()
+        share.tell(self._board.name)
         if self._driver.asks is not None:  # in the middle of a run
             self._endpoints.align(self._flat.x, self._largest)
-        if share.are_there():  # all have told, and nobody goes on before the replicas are equal
-            self._largest(0)
-            share.take_snapshots()
+            self._largest(0)  # all have told what they hold, and nobody goes on before the replicas are equal
+            share.take_snapshots(self._board.name)
         equalise(self._flat, self._transport, self._island)
         self._endpoints.adopt(self._flat.x)
 

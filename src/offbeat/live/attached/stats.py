@@ -14,7 +14,7 @@ import torch.distributed as dist
 from offbeat.live.attached.summary import RankSummary, Summary, compared
 from offbeat.live.transport.ledger import Ledger
 from offbeat.method.replica import Replica
-from offbeat.runs import foreign, talking
+from offbeat.runs import foreign, slowness, talking
 from offbeat.runs.foreign import ForeignWait
 from offbeat.runs.slowness import judge
 from offbeat.runs.talking import Talking
@@ -99,6 +99,17 @@ class Stats:
         self._everyone: _Everyone | None = None
         self.ledger = Ledger()
         self._elsewhere_s = 0.0  # what of it belongs to steps that are over
+        self._begun_s = self._last_s
+        self._ended_s: float | None = None  # when there was no more data, from the beginning on
+        self.work: list[str] = []  # what became of shared work, in words
+
+    def begin(self) -> None:
+        """Attached: the loop can begin, on all workers."""
+        self._begun_s = time.monotonic()
+
+    def end(self) -> None:
+        """This worker has no more data."""
+        self._ended_s = time.monotonic() - self._begun_s
 
     def everyones_s(self, workers: int) -> list[list[float]]:
         """Of each worker, the seconds of its own in each step; empty until the others' are known."""
@@ -154,7 +165,8 @@ class Stats:
         ).tolist()
         first = max(-start, end - max(EXCHANGED // workers, 1))
         kept = slice(first - self._from, max(end, first) - self._from)
-        own = [self._steps, self._own_s, self._away_s, sent_bytes, sum(self._waits_s[kept]), *self._busy_s[kept]]
+        own = [self._steps, self._own_s, self._away_s, sent_bytes, self._ended_s or 0.0]
+        own += [sum(self._waits_s[kept]), *self._busy_s[kept]]
         table = torch.zeros(workers, len(own), dtype=torch.float64)
         table[rank] = torch.tensor(own, dtype=torch.float64)
         rows = transport.agree_on(table, dist.ReduceOp.SUM, "the others' times").tolist()
@@ -170,9 +182,9 @@ class Stats:
             heard = transport.agree_on(texts, dist.ReduceOp.SUM, "the others' times")
             told = _told([bytes(row).rstrip(b"\0") for row in heard.tolist()])
         self._everyone = _Everyone(
-            tuple(RankSummary(i, int(row[0]), row[1], row[2], int(row[3])) for i, row in enumerate(rows)),
-            [row[5:] for row in rows],
-            [row[4] for row in rows],
+            tuple(RankSummary(i, int(row[0]), row[1], row[2], int(row[3]), row[4]) for i, row in enumerate(rows)),
+            [row[6:] for row in rows],
+            [row[5] for row in rows],
             first + 1,  # the very first is not among them
             talking_,
             told,
@@ -190,7 +202,7 @@ class Stats:
     def summary(self, optimizer: Watched) -> Summary:
         me, everyone = optimizer.me, self._everyone
         ranks: tuple[RankSummary, ...] = (
-            RankSummary(me.rank, self._steps, self._own_s, self._away_s, optimizer.wire_bytes),
+            RankSummary(me.rank, self._steps, self._own_s, self._away_s, optimizer.wire_bytes, self._ended_s),
         )
         waits = self.ledger.waits()
         elsewhere = foreign.told(waits, optimizer.wait_s + self.ledger.seconds, self._steps)
@@ -203,10 +215,11 @@ class Stats:
                     f"That, and who was late, is about steps {everyone.begin} to {last} alone: those that all ranks "
                     "took, and kept the times of."
                 )
+            told += self.work or slowness.cost_of_shares([(row.steps, row.ended_s or 0.0) for row in ranks])
             told += talking.told(everyone.talking, everyone.busy_s)
             elsewhere = everyone.foreign or elsewhere
         elif me.size == 1:
-            told = [judge([self._busy_s], [0.0]).verdict]
+            told = [judge([self._busy_s], [0.0]).verdict, *self.work]
         elif optimizer.is_over:
             told = ["The run ended before finish() was through, so the other ranks' times are not known."]
         else:

@@ -21,9 +21,10 @@ SHOWN = 16  # ranks; of more, those with the most to tell
 class RankSummary:
     """One worker's row. Times are those of all its steps but the first, which holds what came before the loop.
 
-    ``busy_s``: of its own. ``wait_s``: waiting, also in collectives that are not Offbeat's. ``wire_bytes``: sent. After
-    ``finish()``: ``waited_for_s``, how long the others together waited for it; it was late in ``late_steps`` of the
-    ``compared_steps`` steps, by ``late_by_s`` usually. None before.
+    ``busy_s``: of its own. ``wait_s``: waiting, also in collectives that are not Offbeat's. ``wire_bytes``: sent.
+    ``ended_s``: when it had no more data, in seconds from attach on. After ``finish()``: ``waited_for_s``, how long the
+    others together waited for it; it was late in ``late_steps`` of the ``compared_steps`` steps, by ``late_by_s``
+    usually. None before.
     """
 
     rank: int
@@ -31,6 +32,7 @@ class RankSummary:
     busy_s: float
     wait_s: float
     wire_bytes: int
+    ended_s: float | None = None
     waited_for_s: float | None = None
     late_steps: int | None = None
     compared_steps: int | None = None

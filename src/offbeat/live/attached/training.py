@@ -112,7 +112,8 @@ class Training:
         self._handled = id(sys.exc_info()[1])  # the script may have been started from an except clause
         self._inner_steps = refusals.OnlyAttachedSteps(inner)
         elsewhere.attached(board.name, self.stats.ledger, flat.tensors)
-        share.attached(board.name)
+        share.attached(self.name)
+        self.stats.begin()
         atexit.register(self._at_exit)
 
     def _update(self, g: Vec) -> None:
@@ -131,6 +132,11 @@ class Training:
         if self._island is None or not numbers.parts:
             return numbers
         return Vec([self._island.agree_on(part) for part in numbers.parts])
+
+    @property
+    def name(self) -> str:
+        """Of this run, among those of the process."""
+        return self._board.name
 
     @property
     def is_sharded(self) -> bool:
@@ -223,7 +229,8 @@ class Training:
             return
         elsewhere.stepping()
         elsewhere.count(f"{self._board.name}/finish", self._everyone)
-        share.settle()
+        share.settle(self.name)
+        self.stats.end()
         with torch.no_grad():
             self._flat.adopt()
             self._driver.start()
@@ -235,6 +242,8 @@ class Training:
             if self.me.size > 1:
                 self._others.take_part()
                 self.stats.exchange(self.transport, self.wait_s, self.wire_bytes, self.me.reported.talking)
+            self.stats.work = share.in_words(self.name)  # all have told, and the store is there until all have read
+            if self.me.size > 1:
                 self.transport.agree_on(torch.zeros(1), dist.ReduceOp.SUM, "the others to finish")
         if self.transport.has_coded_sums_of_hosts or self.endpoints.has_coded_sums_of_hosts:
             self._recorder.cannot("hosts of several ranks coded what they had summed, and a replay knows no hosts")
@@ -286,7 +295,7 @@ class Training:
         self.is_over = True
         self._inner_steps.release()
         elsewhere.released(self._board.name)
-        share.released(self._board.name)
+        share.released(self.name)
         atexit.unregister(self._at_exit)
         self.stepping.release()
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from typing import Any, TypeVar
 
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from offbeat.live.work import share as work
 from offbeat.live.work.share import Share
 
 S = TypeVar("S", bound=LRScheduler)
+
+LOOK = 16  # steps after which, and then after twice as many each time, it is looked whether a schedule fits the job
+APART = 0.1
 
 _followed: weakref.WeakKeyDictionary[LRScheduler, Share | None] = weakref.WeakKeyDictionary()
 
@@ -38,6 +43,38 @@ def follow(scheduler: S, share: Any = None) -> S:
         scheduler.__class__ = type(kind.__name__, (_Following, kind), {"__module__": kind.__module__})
     _followed[scheduler] = share
     return scheduler
+
+
+class Schedule:
+    """Notices a learning rate that goes by this worker's own steps, while those of the others are others."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self._rates: list[float] | None = None
+        self._steps = self._changes = 0
+
+    def stepped(self) -> None:
+        """Warns, once, where the schedule of a worker with shared work runs ahead of the job, or behind it."""
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return
+        rates, before = [float(group["lr"]) for group in optimizer.param_groups], self._rates
+        self._rates, self._steps = rates, self._steps + 1
+        self._changes += before is not None and rates != before
+        if self._steps < LOOK or self._steps & (self._steps - 1) or self._changes < self._steps / 2:
+            return
+        of_the_job = work.steps_of_the_job()
+        if of_the_job is None or abs(self._steps - of_the_job) < APART * self._steps:
+            return
+        if any(scheduler.optimizer is optimizer for scheduler in list(_followed)):
+            return
+        self._changes = -(10**9)
+        warnings.warn(
+            f"the learning rate goes by this worker's own steps, {self._steps} by now, and the job has taken "
+            f"{of_the_job:.0f}: with shared work workers take unequally many; let the schedule go by the work of all: "
+            "scheduler = ob.follow(scheduler)",
+            stacklevel=4,
+        )
 
 
 class _Following(LRScheduler):

@@ -47,7 +47,8 @@ FRESH_S = 0.05  # and how old an answer to a script that asks for them may be
 _SHUFFLE = 0x5A6E
 _number = itertools.count()
 _shares: weakref.WeakSet[Share] = weakref.WeakSet()
-_runs: set[str] = set()  # the optimisers that are attached
+_runs: dict[str, set[Share]] = {}  # the optimisers that are attached, each with what it has taken batches from
+_rebuilt: weakref.WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = weakref.WeakKeyDictionary()
 
 
 class Share(Sampler[list[int]]):
@@ -70,7 +71,7 @@ class Share(Sampler[list[int]]):
                 f"share: {samples} samples do not make a batch of {batch_size}; use a smaller batch_size"
                 + (", or drop_last=False" if drop_last and samples else "")
             )
-        self._name = f"offbeat/share/{next(_number)}"
+        self.number = next(_number)
         self._supply: Supply | None = None
         self._epoch = 0  # the next one
         self._left: dict[int, tuple[int, ...]] = {}  # of epochs that were taken up from a state
@@ -159,7 +160,7 @@ class Share(Sampler[list[int]]):
         self._settle()
         self._left = {int(epoch): tuple(left.tolist()) for epoch, left in state["left"].items()}
         self._epoch, self._steps_before = int(state["epoch"]), round(state["steps"] * _world()[1])
-        self._supply, self._name, self._snapshot = None, f"offbeat/share/{next(_number)}", None
+        self._supply, self.number, self._snapshot = None, next(_number), None
 
     # Passes.
 
@@ -171,7 +172,7 @@ class Share(Sampler[list[int]]):
                     "a shared loader was asked for batches before the job was joined; call ob.init() first"
                 )
             store = dist.distributed_c10d._get_default_store() if dist.is_initialized() else HashStore()
-            self._supply = Supply(PrefixStore(self._name, store), rank, size)
+            self._supply = Supply(PrefixStore(f"offbeat/share/{self.number}", store), rank, size)
             about = (
                 f"{self.samples} samples in batches of {self.batch_size}, shuffle={self.shuffle}, seed={self.seed}, "
                 f"drop_last={self.drop_last}"
@@ -195,6 +196,8 @@ class Share(Sampler[list[int]]):
                 "load the same state on all ranks: save it after optimizer.average()",
             )
         self._epoch = number + 1
+        for used in _runs.values():
+            used.add(self)
         self._pass = Pass(self, supply, number, range(self.batches) if left is None else left, by_step)
         supply.begin_epoch(number)
         return self._pass
@@ -403,6 +406,11 @@ class Pass:
         self._is_silent = False
         self._backwards = min(self._backwards + 1, len(self._hand))
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a step may be one with batches of this pass."""
+        return not self._is_over
+
     def stepped(self, are_heard: bool) -> None:
         """A step was taken; ``are_heard``: of the optimiser that took it, each backward pass is heard."""
         if self._by_step:
@@ -557,7 +565,9 @@ def share(
     if isinstance(data, DataLoader):
         if not (batch_size is shuffle is drop_last is slices is None):
             raise ValueError("share takes batch size, order and drop_last from the loader; set them there")
-        return _rebuilt(data, seed, epochs)
+        if data not in _rebuilt:  # asked for again, as inside the loop over epochs, it is the same one
+            _rebuilt[data] = _over_a_share(data, seed, epochs)
+        return _rebuilt[data]
     if batch_size is not None:
         if slices is not None:
             raise ValueError("share: slices go with shards, and a batch_size with samples; leave one of them out")
@@ -575,7 +585,7 @@ def share(
     return Shards(list(data), 1 if slices is None else slices, shuffle is not False, seed, epochs)
 
 
-def _rebuilt(loader: DataLoader[Any], seed: int, epochs: int | None) -> DataLoader[Any]:
+def _over_a_share(loader: DataLoader[Any], seed: int, epochs: int | None) -> DataLoader[Any]:
     """The same loader over a share of its data."""
     if isinstance(loader.batch_sampler, Share):
         return loader
@@ -646,44 +656,65 @@ def _world() -> tuple[int, int]:
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
-# What the attached optimisers of this process say.
+# What the attached optimisers of this process say. ``run`` is an optimiser's name.
 
 
-def attached(name: str) -> None:
+def attached(run: str) -> None:
     """From now on a batch counts when a step is taken with it."""
-    _runs.add(name)
+    _runs[run] = set()
 
 
-def released(name: str) -> None:
-    _runs.discard(name)
-
-
-def _open_passes() -> list[Pass]:
-    return [share._pass for share in _shares if share._pass is not None]
+def released(run: str) -> None:
+    _runs.pop(run, None)
 
 
 def backward() -> None:
     """A backward pass has made gradients."""
-    for one in _open_passes():
-        one.backward()
+    for share in _shares:
+        if share._pass is not None:
+            share._pass.backward()
 
 
-def stepped(are_heard: bool) -> None:
+def stepped(run: str, are_heard: bool) -> None:
     """A step was taken; ``are_heard``: so is each backward pass."""
-    for one in _open_passes():
-        one.stepped(are_heard)
+    for share in _shares:
+        if share._pass is not None and share._pass.is_open:
+            _runs[run].add(share)
+            share._pass.stepped(are_heard)
 
 
 def thrown_away() -> None:
     """Gradients were set to zero, or to nothing."""
-    for one in _open_passes():
-        one.thrown_away()
-
-
-def settle() -> None:
-    """The run ends: what is in hand will not be used."""
     for share in _shares:
+        if share._pass is not None:
+            share._pass.thrown_away()
+
+
+def settle(run: str) -> None:
+    """The run ends: what is in hand will not be used."""
+    for share in _of(run):
         share._settle()
+
+
+def tell(run: str) -> None:
+    """Let all know what this worker holds and has used."""
+    for share in _of(run):
+        share._tell()
+
+
+def take_snapshots(run: str) -> None:
+    """All have told: what a state says until the next step."""
+    for share in _of(run):
+        share._snapshot = share._read_state()
+
+
+def in_words(run: str) -> list[str]:
+    """Of the shares that were used in this run: whether every sample was used once."""
+    return [sentence for share in _of(run) for sentence in share.told()]
+
+
+def is_used(run: str) -> bool:
+    return bool(_of(run))
 
 
 def steps_of_the_job() -> float | None:
@@ -691,23 +722,5 @@ def steps_of_the_job() -> float | None:
     return max((share.steps for share in _shares if share._supply is not None), default=None)
 
 
-def are_there() -> bool:
-    return any(share._supply is not None for share in _shares)
-
-
-def tell() -> None:
-    """Let all know what this worker holds and has used."""
-    for share in _shares:
-        share._tell()
-
-
-def take_snapshots() -> None:
-    """All have told: what a state says until the next step."""
-    for share in _shares:
-        if share._supply is not None:
-            share._snapshot = share._read_state()
-
-
-def in_words() -> list[str]:
-    """Of all shares that were used: whether every sample was used once."""
-    return [sentence for share in _shares if share._supply is not None for sentence in share.told()]
+def _of(run: str) -> list[Share]:
+    return sorted(_runs.get(run, ()), key=lambda share: share.number)
