@@ -256,7 +256,7 @@ def _learn(rank: int, work: Work, folder: str, seed: int, run: str) -> tuple[flo
     optimizer: Any = inner if way == "ddp" else ob.attach(inner, model, METHODS[method](), seed=seed)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(inner, work.epochs * len(loader))
     if way == "shared":
-        scheduler = ob.follow(scheduler)
+        scheduler = ob.follow(scheduler, loader)
     slower = SLOWER if is_one_slow and rank == size - 1 else 1.0
     steps = 0
     together()
@@ -319,7 +319,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4, help="of loss")
     parser.add_argument("--data-folder", default="/usr/share/datasets/fashion-mnist", help="Fashion-MNIST's four files")
     given = parser.parse_args()
-    report = Report("shared work: time of the job over the ideal", given)
+    report = Report("shared work: time of the job over the ideal, loss over DDP's", given)
     parts = {
         "slow": lambda: timed(report, "slow", given.repeats, {2: 1.12, 4: 1.15}),
         "stalls": lambda: timed(report, "stalls", given.repeats, {2: 1.10, 4: 1.10}),
