@@ -78,10 +78,14 @@ class Work(Share):
     def state_dict(self) -> dict[str, Any]:
         """With the batches that were left out for a job that ends in the middle of an epoch: another may go on."""
         state = super().state_dict()
-        state["left"] = {
-            epoch: torch.cat([left, torch.arange(self._planned(epoch), self.batches)])
-            for epoch, left in state["left"].items()
-        }
+        if self.last is not None and self.last % self.per_epoch:
+            epoch = int(self.last // self.per_epoch)
+            left = state["left"].get(epoch, torch.tensor([], dtype=torch.int64))
+            state["left"] = {
+                **state["left"],
+                epoch: torch.cat([left, torch.arange(self._planned(epoch), self.batches)]),
+            }
+            state["epoch"] = min(state["epoch"], epoch)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
