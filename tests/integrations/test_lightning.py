@@ -251,7 +251,8 @@ def unequal(rank: int) -> list[dict[str, Any]]:
     from lightning.pytorch.callbacks import ModelCheckpoint
 
     found = []
-    for number, settings in enumerate(({}, {"max_steps": 14}, {"accumulate_grad_batches": 3})):
+    ways: list[dict[str, Any]] = [{}, {"max_steps": 14}, {"accumulate_grad_batches": 3}]
+    for number, settings in enumerate(ways):
         name = f"unequal {number}"
         model, rates = module(rank, slow=name), list[float]()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.02)

@@ -217,7 +217,7 @@ class _Expected(int):
 def _endless(kind: type, loop: Any) -> type:
     """Lightning's fetcher for loaders without a length: it looks one batch ahead, and so knows the last one."""
 
-    class Endless(kind):  # type: ignore[misc,valid-type]
+    class Endless(kind):  # type: ignore[misc]
         def __next__(self) -> Any:
             if not self.batches and not self.fetched:  # no batch in this epoch, but the others meet at its end
                 epoch = loop.epoch_loop
