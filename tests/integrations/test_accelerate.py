@@ -212,7 +212,8 @@ def test_the_fast_worker_does_not_wait_for_the_slow_one(told: Told) -> None:
 def unequal(rank: int) -> list[dict[str, Any]]:
     """Two epochs; in the first of them rank 1 stands until rank 0 is ahead. With and without accumulation."""
     found = []
-    for number, settings in enumerate(({}, {"gradient_accumulation_steps": 3})):
+    ways: list[dict[str, Any]] = [{}, {"gradient_accumulation_steps": 3}]
+    for number, settings in enumerate(ways):
         with quiet():
             loop = Loop(rank, ob.self_clocked(), rows=62, **settings)
             with attached(loop.optimizer):

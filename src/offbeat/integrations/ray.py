@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader
 from offbeat.integrations.needs import trainer
 from offbeat.integrations.shares import shared
 from offbeat.live.attached.attach import attach
-from offbeat.live.attached.optimizer import Attached
 from offbeat.method.strategy import Method
 from offbeat.strategies import as_method
 
