@@ -33,7 +33,7 @@ import offbeat as ob
 STEP_S, SLOWER = 0.010, 4.0
 STALL_S, STALLS = 0.1, 0.1
 TRAINED = 400  # batches, under the trainers
-METHODS = {
+METHODS: dict[str, Any] = {
     "default": lambda: None,
     "eager late=1": lambda: ob.eager(late=1),
     "wagma late=1": lambda: ob.wagma(late=1),

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import RandomSampler
 
 from offbeat.integrations.needs import needed, trainer
-from offbeat.integrations.shares import Work, shared, work_of
+from offbeat.integrations.shares import TrainersShare, shared, work_of
 from offbeat.live.attached.attach import attach
 from offbeat.live.attached.optimizer import Attached
 from offbeat.live.work.follow import follow
@@ -115,7 +115,7 @@ def placed(loader: Any, accelerator: Any) -> Any:
         non_blocking=accelerator.non_blocking,
     )
     made._is_accelerate_prepared = True
-    work: Work = made.batch_sampler
+    work: TrainersShare = made.batch_sampler
     work.loader = made
     return accelerator.prepare_data_loader(made)
 

@@ -17,7 +17,7 @@ from typing import Any
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from offbeat.integrations.needs import trainer as imported
-from offbeat.integrations.shares import Work, shared
+from offbeat.integrations.shares import TrainersShare, shared
 from offbeat.live.attached.attach import attach
 from offbeat.live.attached.optimizer import Attached
 from offbeat.live.work.follow import follow
@@ -41,7 +41,7 @@ class OffbeatStrategy:
     """
 
     _trainer: Any
-    _work: Work | None  # that all workers share
+    _work: TrainersShare | None  # that all workers share
     attached: Attached | None  # from the start of fit on; after it for its summary()
 
     def __new__(cls, method: Method | str | None = None, *, package: str | None = None, **_: Any) -> OffbeatStrategy:

@@ -16,7 +16,7 @@ SAMPLERS = (RandomSampler, SequentialSampler, DistributedSampler)
 ALONE = ("self_clocked", "eager", "msync", "ringmaster", "wagma", "ad_psgd", "decoupled")
 
 
-class Work(Share):
+class TrainersShare(Share):
     """A share whose ``steps`` are those of the trainer, which counts ``per_epoch`` of them in an epoch.
 
     ``last``: the step at which the job is over. The epoch in which it lies has only the batches up to it, so that all
@@ -32,7 +32,7 @@ class Work(Share):
     _floor = 0.0
 
     @property
-    def sampler(self) -> Work:  # where Lightning looks for set_epoch
+    def sampler(self) -> TrainersShare:  # where Lightning looks for set_epoch
         return self
 
     def plan(self, per_epoch: float, last: int | None, accumulate: int = 1) -> None:
@@ -107,12 +107,12 @@ def shared(loader: Any, method: Method, seed: int) -> DataLoader[Any] | None:
         return None
     plain: Any = made.batch_sampler
     names = ("shuffle", "seed", "drop_last", "epochs")
-    work = Work(plain.samples, plain.batch_size, **{name: getattr(plain, name) for name in names})
+    work = TrainersShare(plain.samples, plain.batch_size, **{name: getattr(plain, name) for name in names})
     work.per_epoch = len(work)
     object.__setattr__(made, "batch_sampler", work)  # a loader refuses another one once it is made
     return made
 
 
-def work_of(loader: Any) -> Work | None:
+def work_of(loader: Any) -> TrainersShare | None:
     found = getattr(loader, "batch_sampler", None)
-    return found if isinstance(found, Work) else None
+    return found if isinstance(found, TrainersShare) else None

@@ -22,7 +22,7 @@ import torch
 
 from offbeat.integrations.accelerate import placed
 from offbeat.integrations.needs import needed
-from offbeat.integrations.shares import Work, shared, work_of
+from offbeat.integrations.shares import TrainersShare, shared, work_of
 from offbeat.live.attached.attach import attach
 from offbeat.live.attached.optimizer import Attached
 from offbeat.live.work.follow import follow
@@ -43,7 +43,7 @@ class OffbeatTrainerMixin:
     """
 
     attached: Attached | None = None
-    _work: Work | None = None  # that all workers share
+    _work: TrainersShare | None = None  # that all workers share
     _moment = 0  # the last step of the job at which all have met
     _own_steps = _own_at_log = _own_in_epoch = 0
     _given: dict[str, Any]  # of this epoch
