@@ -43,6 +43,7 @@ from offbeat.tasks.digits import _data as pictures_of_digits
 STEP_S, SLOWER = 0.010, 4.0
 STALL_S, STALLS = 0.1, 0.1
 WARM_UP = 10  # steps of a worker alone that are not counted
+TRAINED = 400  # batches, under the trainers
 METHODS: dict[str, Callable[[], Any]] = {
     "default": lambda: None,
     "eager late=1": lambda: ob.eager(late=1),
@@ -314,6 +315,154 @@ def loss(report: Report, seeds: int, size: int, folder: str) -> None:
             )
 
 
+def _under(trainer: str, model: Any, shares: bool, data: TensorDataset) -> None:
+    """One epoch under a trainer, with fixed shares or with shared work."""
+    import tempfile
+
+    inner: Any = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(data, batch_size=4, shuffle=True)
+    if trainer == "lightning":
+        import lightning as L
+
+        from offbeat.integrations.lightning import OffbeatStrategy
+
+        class Module(L.LightningModule):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = model
+
+            def training_step(self, batch: Any, number: int) -> Any:
+                return self.model(*batch)["loss"]
+
+            def configure_optimizers(self) -> Any:
+                return inner
+
+        off = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+        strategy = OffbeatStrategy(share=shares)
+        L.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_epochs=1, **off).fit(Module(), loader)
+    elif trainer == "transformers":
+        from transformers import Trainer, TrainingArguments
+
+        from offbeat.integrations.transformers import OffbeatTrainerMixin
+
+        class Mine(OffbeatTrainerMixin, Trainer):  # type: ignore[misc]
+            pass
+
+        given: dict[str, Any] = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no"}
+        settings = TrainingArguments(tempfile.mkdtemp(), num_train_epochs=1, per_device_train_batch_size=4, **given)
+        rows = [{"x": x, "labels": y} for x, y in zip(*data.tensors, strict=True)]
+        Mine(model, settings, train_dataset=rows, share=shares).train()
+    elif trainer == "accelerate":
+        from accelerate import Accelerator
+
+        from offbeat.integrations import accelerate
+
+        accelerator: Any = Accelerator(cpu=True)
+        whole, optimizer, batches = accelerate.prepare(accelerator, model, inner, loader, share=shares)
+        with accelerate.attached(optimizer):
+            for x, y in batches:
+                accelerator.backward(whole(x, y)["loss"])
+                optimizer.step()
+                optimizer.zero_grad()
+    else:
+        from offbeat.integrations import ray
+
+        whole, attached, batches = ray.prepare(model, inner, loader=loader, share=shares)
+        with attached:
+            for x, y in batches:
+                whole(x, y)["loss"].backward()
+                attached.step()
+                attached.zero_grad()
+
+
+def _trained(rank: int, trainer: str, repeats: int) -> list[list[tuple[float, float, float]]]:
+    """For fixed shares and for shared work, of each repeat: when the first step began, when the run was over, and how
+    long a step of this worker takes by itself.
+    """
+    import os
+    import warnings
+
+    from trainers import Paced
+
+    warnings.simplefilter("ignore")
+    os.environ.update(LOCAL_RANK=str(rank), TORCHELASTIC_RUN_ID="benchmark")
+    x = torch.randn(4 * TRAINED, 6, generator=torch.Generator().manual_seed(1))
+    data = TensorDataset(x, x[:, :2])
+    alone = Paced(late=rank == 1)
+    inner = torch.optim.SGD(alone.parameters(), lr=0.01)
+    for _ in range(51):
+        alone(x[:4], x[:4, :2])["loss"].backward()
+        inner.step()
+        inner.zero_grad()
+    own_s = (alone.starts[-1] - alone.starts[0]) / 50
+    found: list[list[tuple[float, float, float]]] = [[], []]
+    for _ in range(repeats):
+        for shares in (False, True):
+            model = Paced(late=rank == 1)
+            _under(trainer, model, shares, data)
+            found[shares].append((model.starts[0], time.perf_counter(), own_s))
+    return found
+
+
+def _trained_by_ray(config: dict[str, Any]) -> None:
+    import json
+    from pathlib import Path
+
+    import ray.train
+
+    torch.set_num_threads(1)
+    rank = ray.train.get_context().get_world_rank()
+    Path(config["folder"], f"{rank}.json").write_text(json.dumps(_trained(rank, "ray", config["repeats"])))
+
+
+def _by_ray(repeats: int) -> list[Any]:
+    import json
+    import os
+    import tempfile
+    from pathlib import Path
+
+    os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
+    import ray
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    here = str(Path(__file__).parent)
+    paths = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
+    variables = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "RAY_TRAIN_V2_ENABLED": "1", "PYTHONPATH": paths}
+    ray.init(
+        num_cpus=3,
+        include_dashboard=False,
+        logging_level="error",
+        log_to_driver=False,
+        runtime_env={"env_vars": variables},
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        TorchTrainer(
+            _trained_by_ray,
+            train_loop_config={"folder": folder, "repeats": repeats},
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=RunConfig(storage_path=folder),
+            torch_config=TorchConfig(backend="gloo"),
+        ).fit()
+        told = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(2)]
+    ray.shutdown()
+    return told
+
+
+def trainers(report: Report, repeats: int, target: float) -> None:
+    """From the first step of the first worker to the end of the last: what a trainer does before is not counted."""
+    for trainer in ("lightning", "transformers", "accelerate", "ray"):
+        told = _by_ray(repeats) if trainer == "ray" else run_workers(2, _trained, trainer, repeats)
+        for shares, way in enumerate(("fixed", "shared")):
+            figures = []
+            for ranks in zip(*(one[shares] for one in told), strict=True):
+                took_s = max(end for _, end, _ in ranks) - min(begun for begun, _, _ in ranks)
+                figures.append(took_s * sum(1 / own_s for _, _, own_s in ranks) / TRAINED)
+            met = median(figures) <= target if shares else None
+            aim = f"at most {target}" if shares else ""
+            report.row(f"{trainer}, 2 processes, {way}", spread(figures), aim, met, figures=figures)
+
+
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.set_defaults(repeats=3)
@@ -328,6 +477,7 @@ def main() -> None:
         "nobody": lambda: timed(report, "nobody", given.repeats, {2: 1.06, 4: 1.06}),
         "loader": lambda: timed(report, "loader", given.repeats, {2: 1.2}),
         "loss": lambda: loss(report, given.repeats, given.workers, given.data_folder),
+        "trainers": lambda: trainers(report, given.repeats, 1.25),
     }
     for name in given.only.split(","):
         parts[name]()

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat as ob
 from offbeat.integrations.accelerate import attached, prepare
@@ -41,7 +41,13 @@ class Loop:
     """A loop as Accelerate's users write it, with ``method`` or with its own DDP."""
 
     def __init__(
-        self, rank: int, method: ob.Strategy | None, rows: int = 64, shuffle: bool = True, **settings: Any
+        self,
+        rank: int,
+        method: ob.Strategy | None,
+        rows: int = 64,
+        shuffle: bool = True,
+        share: bool = True,
+        **settings: Any,
     ) -> None:
         from accelerate import Accelerator
         from accelerate.state import AcceleratorState, GradientState
@@ -50,26 +56,27 @@ class Loop:
         AcceleratorState._reset_state(reset_partial_state=True)  # several accelerators in one process
         GradientState._reset_state()
         set_seed(7)
-        self.rank, self.steps = rank, 0
+        self.rank, self.steps, self.used = rank, 0, list[int]()
         self.accelerator: Any = Accelerator(cpu=True, **settings)
         model = small()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
         others = (
-            DataLoader(data(rows), batch_size=4, shuffle=shuffle),
+            DataLoader(TensorDataset(*data(rows).tensors, torch.arange(rows)), batch_size=4, shuffle=shuffle),
             torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.9),
         )
         if method is None:
             prepared = self.accelerator.prepare(model, optimizer, *others)
         else:
-            prepared = prepare(self.accelerator, model, optimizer, *others, method=method)
+            prepared = prepare(self.accelerator, model, optimizer, *others, method=method, share=share)
         self.model, self.optimizer, self.loader, self.scheduler = prepared
         self.plain = model
 
-    def epoch(self, slow: bool = False, fails_at: int | None = None, clip: float | None = None) -> None:
-        for number, (x, y) in enumerate(self.loader):
+    def epoch(self, slow: str = "", fails_at: int | None = None, clip: float | None = None) -> None:
+        for number, (x, y, index) in enumerate(self.loader):
             if slow:
-                late(self.rank, number)
+                late(self.rank, number, slow)
             self.steps += 1
+            self.used += index.tolist()
             if self.rank == 1 and number == fails_at:
                 raise ValueError("no such file")
             with self.accelerator.accumulate(self.model):
@@ -189,9 +196,9 @@ def test_a_resumed_run_ends_with_the_bits_of_one_that_was_never_stopped(told: To
 @scenario(SIZE)
 def beside_a_slow_worker(rank: int) -> tuple[int, ob.Summary]:
     with quiet():
-        loop = Loop(rank, ob.eager(late=1), rows=4 * SIZE * LATE_STEPS)
+        loop = Loop(rank, ob.eager(late=1), rows=4 * SIZE * LATE_STEPS, share=False)
         with attached(loop.optimizer):
-            loop.epoch(slow=True)  # one: at the beginning of each, Accelerate lets all meet
+            loop.epoch(slow="fixed shares")  # one: at the beginning of each, Accelerate lets all meet
     return loop.steps, attached(loop.optimizer).summary()
 
 
@@ -199,6 +206,58 @@ def test_the_fast_worker_does_not_wait_for_the_slow_one(told: Told) -> None:
     (steps, summary), (its_steps, _) = told(beside_a_slow_worker)
     assert (steps, its_steps) == (LATE_STEPS, LATE_STEPS)
     assert not [one for one in summary.foreign if one.steps > 2], "no collective of Accelerate's in every step"
+
+
+@scenario(SIZE)
+def unequal(rank: int) -> list[dict[str, Any]]:
+    """Two epochs; in the first of them rank 1 stands until rank 0 is ahead. With and without accumulation."""
+    found = []
+    ways: list[dict[str, Any]] = [{}, {"gradient_accumulation_steps": 3}]
+    for number, settings in enumerate(ways):
+        with quiet():
+            loop = Loop(rank, ob.self_clocked(), rows=62, **settings)
+            with attached(loop.optimizer):
+                loop.epoch(slow=f"unequal {number}")
+                loop.accelerator.save_state(shared_folder() / f"unequal {number}")
+                loop.epoch()
+        found.append({"used": loop.used, "length": len(loop.loader), "end": weights(loop.plain)})
+    return found
+
+
+def test_every_sample_is_used_once_an_epoch_by_whoever_is_free(told: Told) -> None:
+    for first, second in zip(*told(unequal), strict=True):
+        assert sorted(first["used"] + second["used"]) == sorted(2 * [*range(62)])
+        assert len(first["used"]) > len(second["used"])
+        assert first["length"] == second["length"] == 8
+        assert torch.equal(first["end"], second["end"])
+
+
+@scenario(SIZE)
+def in_the_middle(rank: int) -> list[int]:
+    """What is used by a run that is saved in an epoch, in which rank 0 is ahead, and one that goes on from there."""
+    with quiet():
+        first = Loop(rank, ob.self_clocked())
+        with attached(first.optimizer):
+            for number, (x, y, index) in enumerate(first.loader):
+                late(rank, number, "in the middle")
+                first.accelerator.backward(F.mse_loss(first.model(x), y))
+                first.optimizer.step()
+                first.optimizer.zero_grad()
+                first.used += index.tolist()
+                if number == (7, 3)[rank]:
+                    break
+            first.accelerator.save_state(shared_folder() / "in the middle")
+        dist.barrier()
+        second = Loop(rank, ob.self_clocked())
+        with attached(second.optimizer):
+            second.accelerator.load_state(shared_folder() / "in the middle")
+            second.epoch()
+    return first.used + second.used
+
+
+def test_a_resumed_run_uses_what_was_left_of_the_epoch(told: Told) -> None:
+    first, second = told(in_the_middle)
+    assert sorted(first + second) == [*range(64)]
 
 
 @scenario(SIZE)

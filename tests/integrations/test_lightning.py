@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat as ob
 from offbeat.integrations.lightning import OffbeatStrategy
@@ -47,12 +47,13 @@ def module(rank: int, slow: str = "", fails_at: int | None = None, package: str 
             self.net = small()
             self.evaluated: list[Tensor] = []
             self.before_saving: list[Tensor] = []
-            self.steps = 0
+            self.steps, self.used = 0, list[int]()
 
         def training_step(self, batch: Any, number: int) -> Tensor:
             if slow:
                 late(rank, self.steps, slow)
             self.steps += 1
+            self.used += batch[2].tolist()
             if rank == 1 and number == fails_at:
                 raise ValueError("no such file")
             return F.mse_loss(self.net(batch[0]), batch[1])
@@ -73,6 +74,10 @@ def module(rank: int, slow: str = "", fails_at: int | None = None, package: str 
     return Small()
 
 
+def numbered(rows: int) -> TensorDataset:
+    return TensorDataset(*data(rows).tensors, torch.arange(rows))
+
+
 def fit(
     model: Any,
     strategy: Any,
@@ -80,6 +85,7 @@ def fit(
     ckpt_path: Any = None,
     validates: bool = False,
     package: str = "lightning",
+    rows: int = 64,
     **settings: Any,
 ) -> Any:
     L: Any = importlib.import_module(package)
@@ -95,7 +101,7 @@ def fit(
             default_root_dir=own_folder(),
             **settings,
         )
-        loader = DataLoader(data(), batch_size=4, shuffle=True)
+        loader = DataLoader(numbered(rows), batch_size=4, shuffle=True)
         trainer.fit(model, loader, DataLoader(data(16), batch_size=4) if validates else None, ckpt_path=ckpt_path)
     return trainer
 
@@ -227,7 +233,7 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_is_the_mean_of_replicas_that_dif
 @scenario(SIZE)
 def beside_a_slow_worker(rank: int) -> tuple[int, ob.Summary]:
     model = module(rank, slow="beside a slow worker")
-    strategy = OffbeatStrategy(ob.eager(late=1))
+    strategy = OffbeatStrategy(ob.eager(late=1), share=False)
     fit(model, strategy, 100, max_steps=LATE_STEPS)
     assert strategy.attached is not None
     return model.steps, strategy.attached.summary()
@@ -237,6 +243,66 @@ def test_the_fast_worker_does_not_wait_for_the_slow_one(told: Told) -> None:
     (steps, summary), (its_steps, _) = told(beside_a_slow_worker)
     assert (steps, its_steps) == (LATE_STEPS, LATE_STEPS)
     assert not [one for one in summary.foreign if one.steps > 2], "no collective of Lightning's in every step"
+
+
+@scenario(SIZE)
+def unequal(rank: int) -> list[dict[str, Any]]:
+    """Rank 1 stands until rank 0 is far ahead: evaluated and saved by epochs, to the end of one, and to a step."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    found = []
+    ways: list[dict[str, Any]] = [{}, {"max_steps": 14}, {"accumulate_grad_batches": 3}]
+    for number, settings in enumerate(ways):
+        name = f"unequal {number}"
+        model, rates = module(rank, slow=name), list[float]()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+
+        def scheduled(inner: Any = optimizer, of: Any = model) -> Any:
+            steps = of.trainer.estimated_stepping_batches
+            falls = torch.optim.lr_scheduler.LambdaLR(inner, lambda step: 1.0 - step / steps)
+            return [inner], [{"scheduler": falls, "interval": "step"}]
+
+        model.configure_optimizers = scheduled
+        callbacks = [ModelCheckpoint(shared_folder() / name, save_top_k=-1)]
+        more: dict[str, Any] = {"callbacks": callbacks, "enable_checkpointing": True, "validates": True, "rows": 62}
+        trainer = fit(model, OffbeatStrategy(), 2, **more, **settings)
+        dist.barrier()
+        rates += trainer.lr_scheduler_configs[0].scheduler.get_last_lr()
+        saved = sorted(one.name for one in (shared_folder() / name).glob("*.ckpt"))
+        found.append(
+            {
+                "used": model.used,
+                "evaluated": model.evaluated,
+                "saved": saved,
+                "steps": trainer.global_step,
+                "rate": rates[0],
+                "end": weights(model),
+            }
+        )
+    return found
+
+
+def test_every_sample_is_used_once_an_epoch_by_whoever_is_free(told: Told) -> None:
+    for way in (0, 2):
+        first, second = (found[way]["used"] for found in told(unequal))
+        assert sorted(first + second) == sorted(2 * [*range(62)])
+        assert len(first) > len(second)
+
+
+def test_the_job_ends_at_its_last_step_and_the_schedule_with_it(told: Told) -> None:
+    for found in told(unequal):
+        assert [one["steps"] for one in found] == [16, 14, 6]
+        assert [one["rate"] for one in found] == [pytest.approx(0.0)] * 3
+    assert sum(len(found[1]["used"]) for found in told(unequal)) == 62 + 12 * 4
+
+
+def test_all_evaluate_and_save_at_the_ends_of_epochs(told: Told) -> None:
+    first, second = told(unequal)
+    for here, there in zip(first, second, strict=True):
+        assert len(here["evaluated"]) == 2
+        assert all(torch.equal(a, b) for a, b in zip(here["evaluated"], there["evaluated"], strict=True))
+        assert torch.equal(here["end"], there["end"])
+    assert first[0]["saved"] == ["epoch=0-step=8.ckpt", "epoch=1-step=16.ckpt"]
 
 
 @scenario(SIZE)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat as ob
 from offbeat.integrations.ray import prepare
@@ -78,9 +78,28 @@ def epoch(model: Any, optimizer: Any, rank: int, rows: int = 64, slow: bool = Fa
     return number + 1
 
 
-def prepared(method: ob.Strategy) -> tuple[Any, ob.Attached]:
+def prepared(method: ob.Strategy) -> tuple[Any, ...]:
     model = small()
     return prepare(model, torch.optim.AdamW(model.parameters(), lr=0.02), method)
+
+
+def shares(rank: int) -> dict[str, Any]:
+    """What a worker has used of two epochs, in the first of which rank 1 stands until rank 0 is ahead."""
+    model, used = small(), list[int]()
+    loader = DataLoader(TensorDataset(*data(62).tensors, torch.arange(62)), batch_size=4, shuffle=True)
+    whole, optimizer, batches = prepare(model, torch.optim.AdamW(model.parameters()), loader=loader)
+    steps = 0
+    with optimizer:
+        for _ in range(2):
+            for x, y, index in batches:
+                late(rank, steps, "shared")
+                F.mse_loss(whole(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                steps += 1
+                used += index.tolist()
+            optimizer.average()
+    return {"used": used, "length": len(batches), "is a loader": isinstance(batches, DataLoader)}
 
 
 def trains(config: dict[str, Any]) -> None:
@@ -120,7 +139,7 @@ def from_the_beginning(rank: int) -> dict[str, Any]:
             torch.save([ours.state_dict(), optimizer.state_dict()], Path(folder, "state.pt"))
             ray.train.report({"half": 1}, checkpoint=ray.train.Checkpoint.from_directory(folder) if rank == 0 else None)
         epoch(ours, optimizer, rank)
-    return {"theirs": weights(theirs), "ours": weights(ours), "steps": steps, "evaluated": evaluated}
+    return {"theirs": weights(theirs), "ours": weights(ours), "steps": steps, "evaluated": evaluated, **shares(rank)}
 
 
 def from_the_checkpoint(rank: int, checkpoint: Any) -> Any:
@@ -166,6 +185,13 @@ def test_a_restarted_job_ends_with_the_bits_of_one_that_was_never_stopped(ran: R
 
 def test_the_fast_worker_does_not_wait_for_the_slow_one(ran: Ran) -> None:
     assert [told["steps"] for told in ran.begun] == [LATE_STEPS, LATE_STEPS]
+
+
+def test_every_sample_is_used_once_an_epoch_by_whoever_is_free(ran: Ran) -> None:
+    first, second = ran.begun
+    assert sorted(first["used"] + second["used"]) == sorted(2 * [*range(62)])
+    assert len(first["used"]) > len(second["used"])
+    assert [(told["length"], told["is a loader"]) for told in ran.begun] == [(8, True), (8, True)]
 
 
 def test_what_is_evaluated_is_the_average_of_the_workers(ran: Ran) -> None:

@@ -39,19 +39,20 @@ _folders = itertools.count()
 
 
 class Small(nn.Module):
-    """``slow``: rank 1 stands in a step; ``fails_at``: it raises in this step."""
+    """``slow``: rank 1 stands in a step, in this run; ``fails_at``: it raises in this step."""
 
-    def __init__(self, rank: int, slow: bool = False, fails_at: int | None = None) -> None:
+    def __init__(self, rank: int, slow: str = "", fails_at: int | None = None) -> None:
         super().__init__()
         self.net = small()
         self._rank, self._slow, self._fails_at = rank, slow, fails_at
-        self.steps = 0
+        self.steps, self.used = 0, list[int]()
 
-    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def forward(self, x: Tensor, labels: Tensor, index: Tensor | None = None) -> dict[str, Tensor]:
         if self.training:
             if self._slow:
-                late(self._rank, self.steps)
+                late(self._rank, self.steps, self._slow)
             self.steps += 1
+            self.used += [] if index is None else index.tolist()
             if self._rank == 1 and self.steps == self._fails_at:
                 raise ValueError("no such file")
         out = self.net(x)
@@ -64,6 +65,8 @@ def trained(
     resume: str | None = None,
     folder: Path | None = None,
     callbacks: tuple[Any, ...] = (),
+    share: bool = True,
+    rows: int = 64,
     **settings: Any,
 ) -> Any:
     """The trainer, after it has trained with ``method``, or with its own DDP."""
@@ -79,13 +82,15 @@ def trained(
 
     given = {"num_train_epochs": 2, "learning_rate": 0.02, "save_strategy": "no", "report_to": [], "seed": 7}
     common = {"per_device_train_batch_size": 4, "use_cpu": True, "disable_tqdm": True, "logging_strategy": "no"}
-    rows = [{"x": x, "labels": y} for x, y in zip(*data().tensors, strict=True)]
+    kept = [{"x": x, "labels": y, "index": i} for i, (x, y) in enumerate(zip(*data(rows).tensors, strict=True))]
     with quiet():
         place = folder or shared_folder() / str(next(_folders))
         arguments = TrainingArguments(output_dir=str(place), **{**given, **common, **settings})
-        kwargs: dict[str, Any] = {"train_dataset": rows, "eval_dataset": rows[:16], "callbacks": list(callbacks)}
+        kwargs: dict[str, Any] = {"train_dataset": kept, "eval_dataset": kept[:16], "callbacks": list(callbacks)}
         trainer: Any = (
-            Trainer(model, arguments, **kwargs) if method is None else Mine(model, arguments, method=method, **kwargs)
+            Trainer(model, arguments, **kwargs)
+            if method is None
+            else Mine(model, arguments, method=method, share=share, **kwargs)
         )
         trainer.train(resume_from_checkpoint=resume)
     return trainer
@@ -240,7 +245,7 @@ def the_best_at_the_end(rank: int) -> tuple[Tensor, list[Tensor], Any]:
     model, steps = Small(rank), {"eval_steps": 3, "save_steps": 3, "max_steps": 20}
     when: dict[str, Any] = {"save_strategy": "steps", "eval_strategy": "steps", **steps}
     best: dict[str, Any] = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
-    trainer = trained(model, ob.eager(late=1), callbacks=(EarlyStoppingCallback(5), Stops()), **when, **best)
+    trainer = trained(model, ob.eager(late=1), None, None, (EarlyStoppingCallback(5), Stops()), False, **when, **best)
     return weights(model), trainer.evaluated, trainer.state.global_step
 
 
@@ -253,9 +258,9 @@ def test_the_best_model_is_loaded_after_all_that_was_under_way(told: Told) -> No
 
 @scenario(SIZE)
 def beside_a_slow_worker(rank: int) -> tuple[int, ob.Summary, list[dict[str, float]]]:
-    model = Small(rank, slow=True)
+    model = Small(rank, slow="fixed shares")
     settings: dict[str, Any] = {"logging_strategy": "steps", "logging_steps": 1}
-    trainer = trained(model, ob.eager(late=1), max_steps=LATE_STEPS, **settings)
+    trainer = trained(model, ob.eager(late=1), max_steps=LATE_STEPS, share=False, **settings)
     return model.steps, trainer.attached.summary(), trainer.state.log_history
 
 
@@ -264,6 +269,80 @@ def test_the_fast_worker_does_not_wait_for_the_slow_one_though_every_step_is_log
     assert (steps, its_steps) == (LATE_STEPS, LATE_STEPS)
     assert len([entry for entry in logged if "loss" in entry]) == LATE_STEPS
     assert not [one for one in summary.foreign if one.steps > 2], "no collective of the Trainer's in every step"
+
+
+@scenario(SIZE)
+def unequal(rank: int) -> list[dict[str, Any]]:
+    """Rank 1 stands until rank 0 is far ahead: evaluated and saved by epochs, and by steps that end in an epoch."""
+    by_epochs: dict[str, Any] = {"eval_strategy": "epoch", "save_strategy": "epoch", "gradient_accumulation_steps": 1}
+    by_steps: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 6, "save_strategy": "steps", "save_steps": 5}
+    ways = (by_epochs, {**by_steps, "max_steps": 14}, {**by_epochs, "gradient_accumulation_steps": 3})
+    found = []
+    for number, settings in enumerate(ways):
+        folder, model = shared_folder() / f"unequal {number}", Small(rank, slow=f"unequal {number}")
+        logs: dict[str, Any] = {"logging_strategy": "steps", "logging_steps": 2}
+        trainer = trained(model, ob.self_clocked(), folder=folder, rows=62, **settings, **logs)
+        dist.barrier()
+        found.append(
+            {
+                "used": model.used,
+                "evaluated": trainer.evaluated,
+                "at": [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry],
+                "saved": sorted(int(one.name.partition("-")[2]) for one in folder.glob("checkpoint-*")),
+                "steps": trainer.state.global_step,
+                "rate": trainer.lr_scheduler.get_last_lr()[0],
+                "end": weights(model),
+                "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+                "train_loss": trainer.state.log_history[-1]["train_loss"],
+            }
+        )
+    return found
+
+
+def test_every_sample_is_used_once_an_epoch_by_whoever_is_free(told: Told) -> None:
+    for way, batches in ((0, 2), (2, 2)):
+        first, second = (found[way]["used"] for found in told(unequal))
+        assert sorted(first + second) == sorted(batches * [*range(62)])
+        assert len(first) > len(second)
+
+
+def test_the_job_ends_at_its_last_step_and_the_schedule_with_it(told: Told) -> None:
+    for by_epochs, by_steps, _ in told(unequal):
+        assert (by_epochs["steps"], by_steps["steps"]) == (16, 14)
+        assert by_epochs["rate"] == by_steps["rate"] == 0.0
+    assert sum(len(found[1]["used"]) for found in told(unequal)) == 62 + 12 * 4
+
+
+def test_all_evaluate_and_save_at_the_same_steps_of_the_job(told: Told) -> None:
+    first, second = told(unequal)
+    for here, there in zip(first, second, strict=True):
+        assert here["at"] == there["at"]
+        assert all(torch.equal(a, b) for a, b in zip(here["evaluated"], there["evaluated"], strict=True))
+        assert torch.equal(here["end"], there["end"])
+    assert [found["at"] for found in first] == [[8, 16], [6, 12, 14], [3, 6]]
+    assert [found["saved"] for found in first] == [[8, 16], [5, 10, 14], [3, 6]]
+
+
+def test_a_loss_that_is_logged_is_the_mean_of_the_steps_that_a_worker_took(told: Told) -> None:
+    for found in told(unequal):
+        for run in found:
+            assert 0.0 < min(run["losses"]) < run["train_loss"] < max(run["losses"]) < 10.0
+
+
+@scenario(SIZE)
+def resumed_with_shares(rank: int) -> list[int]:
+    """What a run uses that goes on from the middle of an epoch, in which one worker was ahead."""
+    folder, first, second = shared_folder() / "resumed share", Small(rank, slow="resumed share"), Small(rank)
+    settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 6, "max_steps": 6}
+    trained(first, ob.self_clocked(), folder=folder, **settings)
+    dist.barrier()
+    trained(second, ob.self_clocked(), resume=str(folder / "checkpoint-6"), max_steps=8)
+    return first.used + second.used
+
+
+def test_a_resumed_run_uses_what_was_left_of_the_epoch(told: Told) -> None:
+    first, second = told(resumed_with_shares)
+    assert sorted(first + second) == [*range(64)]
 
 
 @scenario(SIZE)

@@ -1,8 +1,9 @@
 """Accelerate: ``model, optimizer, loader = prepare(accelerator, model, optimizer, loader)``.
 
 In place of ``accelerator.prepare``: the model gets its device, autocast and compilation, but no DDP, and the optimiser
-is attached. ``accelerator.save_state`` saves the average of the workers. The loop stays as it is, inside
-``with attached(optimizer):``, at whose end all workers have the same weights.
+is attached. ``accelerator.save_state`` saves the average of the workers. The work of loaders that shuffle is shared,
+and a scheduler follows it. The loop stays as it is, inside ``with attached(optimizer):``, at whose end all workers have
+the same weights.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.data import RandomSampler
 
-from offbeat.integrations.needs import needed
+from offbeat.integrations.needs import needed, trainer
+from offbeat.integrations.shares import TrainersShare, shared, work_of
 from offbeat.live.attached.attach import attach
 from offbeat.live.attached.optimizer import Attached
+from offbeat.live.work.follow import follow
 from offbeat.method.strategy import Method
 from offbeat.strategies import as_method
 
@@ -32,11 +37,13 @@ def prepare(
     seed: int = 0,
     patience_s: float = 1800.0,
     log: Any = None,
+    share: bool = True,
 ) -> tuple[Any, ...]:
     """The model, the optimiser and the others (loaders, a scheduler), prepared, in this order. Every rank must call it.
 
-    ``method`` and the rest are as in ``ob.attach``. Accumulation is the accelerator's. (Earlier the method came before
-    the model: ``prepare(accelerator, ob.eager(), model, optimizer, loader)``, which is still understood.)
+    ``method`` and the rest are as in ``ob.attach``. Accumulation is the accelerator's. ``share=False``: fixed shares of
+    the data, as Accelerate's own; otherwise workers share the work of loaders that shuffle. (Earlier the method came
+    before the model: ``prepare(accelerator, ob.eager(), model, optimizer, loader)``, which is still understood.)
     """
     needed("accelerate", AT_LEAST, "accelerate")
     if isinstance(model, Method) and others and method is None:
@@ -68,8 +75,49 @@ def prepare(
             inside.average()
 
     accelerator.register_save_state_pre_hook(before_saving)
-    rest = accelerator.prepare(inside, *others)
+    given = [_shared(one, accelerator, method, seed) if share else one for one in others]
+    works = [work for one in given if (work := work_of(one)) is not None]
+    for work in works:
+        # Accelerate steps a scheduler once for each process, as schedules are made for the loader of one process.
+        each = accelerator.gradient_accumulation_steps
+        if accelerator.step_scheduler_with_optimizer:
+            work.scale = accelerator.num_processes
+            work.per_epoch = work.batches / each / work.scale
+        else:
+            work.per_epoch = -(-len(work) // each)
+        accelerator.register_for_checkpointing(work)
+    for one in given:
+        if works and isinstance(one, LRScheduler) and not isinstance(one, ReduceLROnPlateau):
+            follow(one, works[0])
+    rest = accelerator.prepare(inside, *given)
     return (prepared, *(rest if others else (rest,)))
+
+
+def _shared(one: Any, accelerator: Any, method: Method, seed: int) -> Any:
+    if accelerator.split_batches or accelerator.dispatch_batches:
+        return one
+    if not isinstance(getattr(one, "sampler", None), RandomSampler):
+        return one
+    dealt = shared(one, method, seed)
+    return one if dealt is None else placed(dealt, accelerator)
+
+
+def placed(loader: Any, accelerator: Any) -> Any:
+    """A shared loader as Accelerate prepares it, but for the shares: batches come on the device."""
+    library = trainer("accelerate.data_loader", "accelerate", AT_LEAST, "accelerate")
+    made = library.prepare_data_loader(
+        loader,
+        accelerator.device,
+        num_processes=1,
+        process_index=0,
+        put_on_device=accelerator.device_placement,
+        dispatch_batches=False,
+        non_blocking=accelerator.non_blocking,
+    )
+    made._is_accelerate_prepared = True
+    work: TrainersShare = made.batch_sampler
+    work.loader = made
+    return accelerator.prepare_data_loader(made)
 
 
 def attached(optimizer: Any) -> Attached:
