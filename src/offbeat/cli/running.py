@@ -234,9 +234,7 @@ def _launched(method: Method, scene: Scene, spans: bool, meter: Meter) -> LiveRu
 def _taken_part(method: Method, scene: Scene, spans: bool, meter: Meter) -> LiveRun | None:
     assert scene.task is not None
     assert scene.steps is not None
-    job = Job(
-        method, scene.task, scene.steps, scene.seed, scene.delays, scene.compute_s, not scene.fixed, scene.record
-    )
+    job = Job(method, scene.task, scene.steps, scene.seed, scene.delays, scene.compute_s, not scene.fixed, scene.record)
     return take_part(job, meter.at)
 
 

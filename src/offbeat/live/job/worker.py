@@ -53,8 +53,8 @@ class Job:
     ``compute_s`` are slept before the computation of a step, as functions of the seed, the step and the rank alone:
     delays are lateness, ``compute_s`` stands for computation that this machine does not do. Where a batch is cut into
     micro-batches, each sleeps its share of both. ``shared``: instead of ``steps`` batches for each worker there is one
-    supply of ``steps`` × workers, from which each takes as many as it can, and a schedule follows the steps of all; DDP,
-    which needs equally many, ignores it. ``record``: keep what decides the run (of DDP, nothing does).
+    supply of ``steps`` × workers, from which each takes as many as it can, and a schedule follows the steps of all;
+    DDP, which needs equally many, ignores it. ``record``: keep what decides the run (of DDP, nothing does).
     """
 
     method: Method | Literal["ddp"]
