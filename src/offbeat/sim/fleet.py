@@ -29,7 +29,7 @@ Key = tuple[int, int, int]  # rank, batch, first row: what a model draws depends
 class Fleet:
     """The workers' models, optimisers and gradients."""
 
-    def __init__(self, task: Task, workers: int, seed: int, is_shared: bool = False) -> None:
+    def __init__(self, task: Task, workers: int, seed: int) -> None:
         self.task = task
         self.skeleton = task.build(seed)
         self.skeleton.train()
@@ -52,7 +52,8 @@ class Fleet:
         self.buffers = [Vec([part[i] for part in self.B]) for i in range(workers)]
         self._optimizers = [self._optimizer(i) for i in range(workers)]
         self._schedulers = [task.scheduler(o) if task.scheduler else None for o in self._optimizers]
-        self._is_shared, self._ticks, self._ticked = is_shared, 0, [0] * workers
+        self._ticked = [0] * workers
+        self.steps_of_the_job: Callable[[], int] | None = None  # where schedules are to follow them
         self._due: dict[int, int] = {}  # rank: the batch whose gradient it computes
         self._seed, self.cuda = seed, draw.cuda_of(chain(self.skeleton.parameters(), self.skeleton.buffers()))
         self._one_by_one = self._has_begun = False
@@ -84,10 +85,9 @@ class Fleet:
 
     def tick(self, rank: int) -> None:
         """An optimiser step is over: the learning-rate schedule moves on, to where the job is if work is shared."""
-        self._ticks += 1
         scheduler = self._schedulers[rank]
         if scheduler is not None:
-            goal = -(-self._ticks // len(self.x)) if self._is_shared else self._ticked[rank] + 1
+            goal = self._ticked[rank] + 1 if self.steps_of_the_job is None else self.steps_of_the_job()
             for _ in range(goal - self._ticked[rank]):
                 scheduler.step()
             self._ticked[rank] = goal

@@ -158,7 +158,7 @@ def _run(
 ) -> Run:
     method, task, workers, seed = scene.method, scene.task, scene.workers, scene.seed
     trace = Trace(keep_spans=spans, keep_rounds=rounds)
-    fleet = Fleet(task, workers, seed, scene.shared) if task is not None else None
+    fleet = Fleet(task, workers, seed) if task is not None else None
     replicas = [_replica(fleet, rank, scene) for rank in range(workers)]
     retired: dict[int, Vec] = {}
     observer = Observer(fleet, replicas, trace, gradients) if fleet and spans else None
@@ -181,6 +181,9 @@ def _run(
         retired=lambda rank: retired.__setitem__(rank, replicas[rank].x.clone()),
         decides=decider(fleet),
     )
+    if fleet is not None and scene.shared:
+        # Those that were begun: in step, as many as each worker has taken, as nobody begins all of the next before.
+        fleet.steps_of_the_job = lambda: sum(w.taken for w in world.workers) // workers
     if observer is not None:
         observer.now = lambda: float(world.env.now)
         observer.step = lambda rank: world.workers[rank].taken - 1
