@@ -45,7 +45,7 @@ def pairs() -> list[list[int]]:
 
 
 def names(chosen: argparse.Namespace) -> list[str]:
-    return [demo.DDP, *chosen.methods]
+    return [demo.DDP, *(demo.CHRONIC if chosen.chronic else chosen.methods)]
 
 
 def measure(chosen: argparse.Namespace) -> list[list[dict[str, Any]]]:
@@ -66,7 +66,7 @@ def measure(chosen: argparse.Namespace) -> list[list[dict[str, Any]]]:
                 subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
             finally:
                 free.put(cores)
-            rows: list[dict[str, Any]] = json.loads(Path(folder, "runs.json").read_text())["runs"]
+            rows: list[dict[str, Any]] = json.loads(Path(folder, "runs.json").read_text())["runs"][: len(names(chosen))]
         accuracies = ", ".join(f"{name} {row['accuracy']:.1%}" for name, row in zip(names(chosen), rows, strict=True))
         print(f"# seed {seed}, {time.monotonic() - start:.0f} s: {accuracies}", flush=True)
         return rows

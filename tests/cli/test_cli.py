@@ -99,6 +99,37 @@ def test_a_simulated_run_is_the_one_that_the_library_makes(tmp_path: Path, capsy
     assert all(said.startswith(f"{name}: ") for said in progress)  # where a run takes longer than a moment
 
 
+@pytest.mark.parametrize(
+    ("words", "ending"), [("", {"samples": 3 * 8}), ("--fixed-shares", {"steps": 8})], ids=["shared", "fixed"]
+)
+def test_steps_are_those_of_the_job_unless_shares_are_fixed(
+    words: str, ending: dict[str, int], tmp_path: Path, capsys: Captured
+) -> None:
+    file, late = tmp_path / "run.json", ob.delays.chronic(2, 0.3)
+    for method in (ob.self_clocked(), ob.adaptive(sampling=0.5)):
+        line = f"simulate {method.name} --set {'period=1' if method.name == 'self_clocked' else 'sampling=0.5'}"
+        assert run(f"{line} --task regression --workers 3 --steps 8 --delay 'rank 2 300ms' --json {file} {words}") == 0
+        (seen,) = json.loads(file.read_text())["runs"]
+        twin = ob.simulate(method, ob.tasks.regression(), 3, delays=late, **ending)
+        assert (seen["seconds"], seen["wire_bytes"], seen["loss"]) == (
+            twin.seconds,
+            twin.wire_bytes,
+            twin.metrics["loss"],
+        )
+    assert ("8 steps each;" in capsys.readouterr().out) == bool(words)
+
+
+@pytest.mark.parametrize("name", ["allreduce", "qsgd"])
+def test_methods_in_step_run_the_same_with_shared_work_as_with_fixed_shares(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    line = f"simulate {name} --task regression --workers 3 --steps 40 --delay 'rank 2 300ms' --json {file}"
+    runs = []
+    for words in ("", "--fixed-shares"):
+        assert run(f"{line} {words}") == 0
+        runs += json.loads(file.read_text())["runs"]
+    assert runs[0] == runs[1]
+
+
 def test_compare_measures_the_first_method_against_the_others_under_the_same_delays(
     tmp_path: Path, capsys: Captured
 ) -> None:
@@ -253,6 +284,8 @@ WRONG = {
     "simulate allreduce --workers 0": "--workers 0 cannot train; use 1 or more",
     "simulate allreduce --workers many": "--workers: 'many' is not a number such as",
     "simulate allreduce --steps 5 --seconds 2s": "a run has one end, but --steps 5 and --seconds 2s were given",
+    "simulate allreduce --samples 9 --fixed-shares": "--fixed-shares is about --steps, and the run ends by --samples 9",
+    "simulate --replay nowhere --fixed-shares": "--fixed-shares is for the record to say; with --replay, leave it out",
     "simulate allreduce --compute 5": "--compute: '5' has no unit; write 5ms or 5s",
     "simulate allreduce --compute bytedance": "--compute: the delay 'bytedance' is not understood; did you mean",
     "simulate allreduce --compute mine.csv": "--compute: the trace mine.csv cannot be read: No such file",

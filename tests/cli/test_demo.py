@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,14 +38,34 @@ def test_the_demo_compares_ddp_with_the_five_papers_and_leaves_a_report(tmp_path
     )
     assert done.returncode == 0, done.stderr
     runs = json.loads((tmp_path / "runs.json").read_text())["runs"]
-    assert [run["method"] for run in runs] == ["ddp", *PAPERS, "self_clocked"]
+    assert [run["method"] for run in runs] == [
+        "ddp",
+        *PAPERS,
+        "self_clocked",
+        "ddp",
+        "allreduce",
+        *["self_clocked"] * 2,
+    ]
     assert all(run["workers"] == 2 and run["mode"] == "live" and run["wire_bytes"] > 0 for run in runs)
     settings = "momentum 0.8; eager wait=0.5, wagma merge=correct, nonblocking scale_lr=True."
     assert settings in " ".join(done.stdout.split())
     assert "Injected: one worker, another one each step, is slow, by 100 ms" in " ".join(done.stdout.split())
     assert "wrote runs/demo/report.html" in done.stderr
-    story = folder.read(tmp_path / "runs" / "demo")
-    for recording in story.recordings:
+    assert "rank 1 is slow in every step, by 100 ms" in " ".join(done.stdout.split())
+    assert "wrote runs/demo/chronic/report.html" in done.stderr
+    story, chronic = (folder.read(tmp_path / "runs" / name) for name in ("demo", "demo/chronic"))
+    assert [one.record.label for one in chronic.recordings] == [
+        "DDP (torch)",
+        "allreduce, shared",
+        "self_clocked, fixed shares",
+        "self_clocked, shared",
+    ]
+    steps = [
+        Counter(rank for rank, _ in {(span.rank, span.step) for span in one.trace.spans}) for one in chronic.recordings
+    ]
+    assert steps[:3] == [{0: 12, 1: 12}] * 3
+    assert steps[3].total() == 24
+    for recording in [*story.recordings, *chronic.recordings]:
         assert recording.trace.series["loss"][-1].samples == 2 * 12 * 32  # all learn from the same number of samples
         assert {span.rank for span in recording.trace.spans} == {0, 1}
         assert sum(recording.trace.wait_s(2)) == pytest.approx(sum(recording.wait_s), rel=0.02, abs=0.005)
@@ -56,11 +78,17 @@ def test_the_demo_compares_ddp_with_the_five_papers_and_leaves_a_report(tmp_path
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
 
+def of_20_steps(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    """A schedule that raises an error when it is stepped more often."""
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20, cycle_momentum=False)
+
+
 @pytest.fixture(scope="module")
 def launched() -> tuple[list[LiveRun], list[int]]:
     """Three jobs of one launch, and the numbers of those that were told of; processes take long to start."""
     heard: list[int] = []
-    shared = Job(ob.eager(), ob.tasks.regression(), 20, delays=ob.delays.chronic(1, 0.5), compute_s=0.1, shared=True)
+    late, task = ob.delays.chronic(1, 0.5), replace(ob.tasks.regression(), scheduler=of_20_steps)
+    shared = Job(ob.eager(), task, 20, delays=late, compute_s=0.1, shared=True)
     jobs = [*(Job(name, ob.tasks.regression(), 6, seed=3) for name in ("ddp", ob.allreduce())), shared]
     return launch_all(jobs, 2, done=lambda number, run: heard.append(number)), heard
 
@@ -75,10 +103,12 @@ def test_ddp_and_allreduce_end_with_the_same_weights(launched: tuple[list[LiveRu
 
 
 @live
-def test_of_a_shared_supply_a_fast_worker_takes_more(launched: tuple[list[LiveRun], list[int]]) -> None:
+def test_of_a_shared_supply_a_fast_worker_takes_more_and_the_schedule_is_the_jobs(
+    launched: tuple[list[LiveRun], list[int]],
+) -> None:
     (_, _, run), _ = launched
     assert sum(run.gradients) == 40
-    assert run.gradients[0] > run.gradients[1] > 0
+    assert run.gradients[0] > 20 > run.gradients[1] > 0
 
 
 @live
@@ -100,6 +130,12 @@ def test_ctrl_c_ends_the_demo_and_shows_what_was_done(tmp_path: Path) -> None:
     assert "Traceback" not in rest
     assert "DDP (torch)" in out
     assert (tmp_path / "runs" / "demo" / "report.html").exists()
+
+
+def test_a_shared_job_with_a_schedule_cannot_be_recorded() -> None:
+    task = replace(ob.tasks.regression(), scheduler=of_20_steps)
+    with pytest.raises(ValueError, match="a replay does not know when each heard of them; leave out shared, or record"):
+        Job(ob.eager(), task, 20, shared=True, record=True)
 
 
 def record(name: str, seconds: float, wait_fraction: float, accuracy: float) -> Record:

@@ -11,13 +11,15 @@ import subprocess
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import offbeat as ob
 from offbeat.cli import main
-from offbeat.report import folder
+from offbeat.report import folder, page, timeline
 from offbeat.runs.foreign import ForeignWait
+from offbeat.runs.trace import DOINGS
 
 Captured = pytest.CaptureFixture[str]
 BROWSER = next(
@@ -49,7 +51,7 @@ def test_a_folder_is_read_as_it_was_written(made: Path) -> None:
     assert story.versions["offbeat"] == ob.__version__
     assert not story.notes
     task, late = ob.tasks.digits(), ob.delays.chronic(2, 0.1)
-    twin = ob.simulate(ob.eager(), task, 4, 24, seed=5, delays=late, spans=True)
+    twin = ob.simulate(ob.eager(), task, 4, samples=4 * 24, seed=5, delays=late, spans=True)
     seen = story.recordings[2].trace
     assert [s[:3] for s in seen.spans] == [s[:3] for s in twin.trace.spans]
     assert [s.end_s for s in seen.spans] == pytest.approx([s.end_s for s in twin.trace.spans], abs=1e-6)
@@ -112,7 +114,7 @@ def test_which_way_vectors_went_is_kept_and_told_on_the_page(made: Path, tmp_pat
 
 
 def test_how_workers_talked_is_kept_and_told_on_the_page_and_in_words(tmp_path: Path, capsys: Captured) -> None:
-    line = "simulate self_clocked --task none --workers 4 --steps 20 --delay 'rank 2 100ms'"
+    line = "simulate self_clocked --task none --workers 4 --steps 20 --fixed-shares --delay 'rank 2 100ms'"
     assert run(f"{line} --report {tmp_path}/kept --json {tmp_path}/run.json") == 0
     capsys.readouterr()
     (kept,) = folder.read(tmp_path / "kept").recordings
@@ -123,6 +125,28 @@ def test_how_workers_talked_is_kept_and_told_on_the_page_and_in_words(tmp_path: 
     for said in ("They talked 80 times, once in 1.0 steps", "100% of it for rank 2."):
         assert said in words
         assert said in page
+
+
+def test_who_was_done_before_the_job_is_told_and_drawn_until_its_end(tmp_path: Path, capsys: Captured) -> None:
+    line = f"simulate eager --task none --workers 4 --steps 60 --delay 'rank 3 300ms' --trace {tmp_path}/trace.json"
+    assert run(f"{line} --report {tmp_path}/shared") == 0
+    assert run(f"{line} --report {tmp_path}/fixed --fixed-shares") == 0
+    capsys.readouterr()
+    shared, fixed = (folder.read(tmp_path / name).recordings for name in ("shared", "fixed"))
+    ends_s = fixed[0].finished_s
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    drawn = [(e["tid"] - 1, e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == "done"]
+    for rank, start_us, end_us in drawn:
+        assert (start_us, end_us) == pytest.approx((1e6 * ends_s[rank], 1e6 * ends_s[3]), abs=1)
+    assert [rank for rank, *_ in drawn] == [0, 1, 2]
+    (lane,) = timeline.lanes(fixed)
+    doing: Any = lane["doing"]
+    assert doing.count(len(DOINGS)) == 3
+    idle_s = sum(ends_s[3] - one_s for one_s in ends_s)
+    said = f"3 of 4 workers were done before the job was, and idle for {idle_s:.3g} s together, "
+    assert said in " ".join(page.words(fixed[0]))
+    assert said in (tmp_path / "fixed" / "report.html").read_text()
+    assert "done before the job" not in " ".join(page.words(shared[0]))
 
 
 def test_the_page_of_4_workers_and_2000_steps_stays_under_10_MB(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from offbeat.cli.options import (
     CodecName,
     Compute,
     Delay,
+    FixedShares,
     Hosts,
     Json,
     Latency,
@@ -50,6 +51,7 @@ class SimulatedOptions:
 
     workers: Workers = None
     steps: Steps = None
+    fixed_shares: FixedShares = False
     samples: Samples = None
     seconds: VirtualTime = None
     task: TaskName = "digits"
@@ -72,6 +74,7 @@ class LiveOptions:
 
     workers: Workers = None
     steps: Steps = None
+    fixed_shares: FixedShares = False
     task: LiveTaskName = "digits"
     delay: Delay = "none"
     compute: LiveCompute = None

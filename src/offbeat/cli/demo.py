@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -17,9 +18,11 @@ from offbeat.cli.options import Json, Seed, TraceFile, check_count
 from offbeat.cli.output import Outputs, show, show_slow
 from offbeat.cli.screen import screen
 from offbeat.cli.settings import label, plain_settings
+from offbeat.delays import Seconds
 from offbeat.live.job.launch import LiveRun, launch_all
 from offbeat.live.job.worker import Job
 from offbeat.method.strategy import Method
+from offbeat.report import page
 from offbeat.report.folder import Recording
 from offbeat.report.table import Record
 from offbeat.strategies import named
@@ -32,6 +35,8 @@ METHODS: tuple[str, ...] = (
     "nonblocking:scale_lr=true",
     "self_clocked",
 )
+FIXED, SHARED = ", fixed shares", ", shared"
+CHRONIC: tuple[str, ...] = (f"allreduce{SHARED}", f"self_clocked{FIXED}", f"self_clocked{SHARED}")
 WORKERS, STEPS = 4, 100
 COMPUTE_S, LATE_S = 0.02, 0.1
 LR, MOMENTUM = 0.1, 0.8  # the same for all; more momentum and late gradients do not go together
@@ -39,10 +44,22 @@ DDP = "DDP (torch)"
 POINTS, FIFTH = 0.02, 0.2
 
 
+@dataclass
+class Act:
+    """Runs under the same delays: one table, one page. ``rows``: a label and a method (None: DDP) each."""
+
+    late: Seconds
+    injected: str
+    rows: Sequence[tuple[str, Method | None]]
+    recordings: list[Recording] = field(default_factory=list)
+
+
 def demo(
-    chronic: Annotated[bool, typer.Option("--chronic", help="One worker is slow in every step.")] = False,
+    chronic: Annotated[
+        bool, typer.Option("--chronic", help="Only the second part: one worker is always slow.")
+    ] = False,
     workers: Annotated[str, typer.Option(metavar="N", help="Processes.")] = str(WORKERS),
-    steps: Annotated[str, typer.Option(metavar="N", help="Batches that each worker learns from.")] = str(STEPS),
+    steps: Annotated[str, typer.Option(metavar="N", help="Batches for each worker, on average.")] = str(STEPS),
     seed: Seed = "0",
     report: Annotated[Path, typer.Option("--report", metavar="DIR", help="Where the report goes.")] = Path("runs/demo"),
     json: Json = None,
@@ -50,63 +67,91 @@ def demo(
 ) -> None:
     """Train handwritten digits in 4 processes, some of them late: torch's own DDP, then the methods of five papers.
 
-    Last comes `self_clocked`, which puts their ideas together, and which `ob.attach` uses where no method is named. All
-    learn from the same number of samples under the same delays. It takes a minute or two, and ends with a table and an
-    HTML report. Ctrl-C ends it; what was done by then is shown.
+    Last comes `self_clocked`, which puts their ideas together, and which `ob.attach` uses where no method is named.
+    Then one worker is slow in every step: not to wait for it is not enough, as the job ends with the last batch; where
+    work is shared, the others take its batches. All learn from the same number of samples. It takes about two minutes,
+    and ends with a table and an HTML report for each part. Ctrl-C ends it; what was done by then is shown.
 
     `offbeat demo`
 
     `offbeat demo --chronic --report runs/chronic`
     """
-    outputs = Outputs(json, report, trace)
-    outputs.check()
+    Outputs(json, report, trace).check()
     count = check_count("--workers", workers, 2)
     length = check_count("--steps", steps, 1)
     number = check_count("--seed", seed, 0)
-    late = delays.chronic(count - 1, LATE_S) if chronic else delays.random(1, LATE_S)
-    made: list[Method | None] = [None, *(named(words) for words in METHODS)]
+    acts = [_always(count)] if chronic else [_now_and_then(count), _always(count)]
     task = tasks.digits(lr=LR, momentum=MOMENTUM)
-    jobs = [Job(one or "ddp", task, length, number, late, COMPUTE_S, shared=chronic) for one in made]
-    labels = [one.name if one else DDP for one in made]
-    heading = f"{count} processes, {count * length} batches of 32 digits in all; seed {number}\ndelay: {late}"
-    recordings: list[Recording] = []
+    places = [(act, name, made) for act in acts for name, made in act.rows]
+    jobs = [
+        Job(made or "ddp", task, length, number, act.late, COMPUTE_S, shared=name.endswith(SHARED))
+        for act, name, made in places
+    ]
+    common = f"{count} processes, {count * length} batches of 32 digits in all; seed {number}"
     try:
-        with screen(labels, count, length) as watcher:
+        with screen([name for _, name, _ in places], count, length) as watcher:
 
             def done(index: int, run: LiveRun) -> None:
-                recordings.append(_recording(run, labels[index], made[index], str(late)))
-                watcher.done(recordings[-1].record)
+                act, name, made = places[index]
+                act.recordings.append(_recording(run, name, made, str(act.late)))
+                watcher.done(act.recordings[-1].record)
 
             launch_all(jobs, count, watcher.watch, done)
     finally:
-        if recordings:
-            _end(recordings, heading, f"{_settings(made)} {_injected(chronic, count)}", outputs)
+        for act in acts:
+            if act.recordings:
+                # Beside the first part's page: a table of both would compare times under different delays.
+                _end(act, f"{common}\ndelay: {act.late}", report if act is acts[0] else report / "chronic")
+        if recordings := [recording for act in acts for recording in act.recordings]:
+            Outputs(json, None, trace).write(recordings, common)
 
 
-def _end(recordings: Sequence[Recording], heading: str, injected: str, outputs: Outputs) -> None:
-    show([recording.record for recording in recordings], heading)
+def _now_and_then(workers: int) -> Act:
+    made = [named(words) for words in METHODS]
+    cut = "nonblocking cuts its batches, so it feels both in every micro-batch; the others feel them before the batch."
+    return Act(
+        delays.random(1, LATE_S),
+        f"{_settings(made)} {_injected('one worker, another one each step, is slow', workers)} {cut}",
+        [(DDP, None), *((one.name, one) for one in made)],
+    )
+
+
+def _always(workers: int) -> Act:
+    rows = [(words, named(words.partition(",")[0])) for words in CHRONIC]
+    shares = "Shared: all take from one supply of batches, whoever is free the next; DDP cannot, as all must step."
+    return Act(
+        delays.chronic(workers - 1, LATE_S),
+        f"{_settings([])} {_injected(f'rank {workers - 1} is slow in every step', workers)} {shares}",
+        [(DDP, None), *rows],
+    )
+
+
+def _end(act: Act, heading: str, report: Path) -> None:
+    records = [recording.record for recording in act.recordings]
+    show(records, heading)
     console = Console()
     console.print()
-    console.print(Text(injected))
-    for sentence in judged([recording.record for recording in recordings]):
+    console.print(Text(act.injected))
+    for sentence in judged(records):
         console.print(Text(sentence))
-    show_slow(recordings[:1])
-    outputs.write(recordings, f"{heading}\n{injected}")
+    for recording in act.recordings:
+        for sentence in page.done_early(recording):
+            console.print(Text(f"{recording.record.label}: {sentence}"))
+    show_slow(act.recordings[:1])
+    console.print()
+    Outputs(report=report).write(act.recordings, f"{heading}\n{act.injected}")
 
 
-def _settings(made: Sequence[Method | None]) -> str:
+def _settings(made: Sequence[Method]) -> str:
     """What the rows have in common, and which methods have settings other than their defaults."""
-    special = ", ".join(words for one in made if one and (words := label(one)) != one.name)
-    return f"All: SGD, learning rate {LR}, momentum {MOMENTUM}; {special}."
+    special = ", ".join(words for one in made if (words := label(one)) != one.name)
+    return f"All: SGD, learning rate {LR}, momentum {MOMENTUM}{'; ' if special else ''}{special}."
 
 
-def _injected(chronic: bool, workers: int) -> str:
-    who = f"rank {workers - 1} is slow in every step" if chronic else "one worker, another one each step, is slow"
+def _injected(who: str, workers: int) -> str:
     return (
         f"Injected: {who}, by {format_seconds(LATE_S)} of sleep. Each step also sleeps {format_seconds(COMPUTE_S)}, "
-        f"which stands for a larger model, so that the {os.cpu_count()} cores of this machine serve {workers} workers. "
-        "nonblocking cuts its batches, so it feels both in every micro-batch; the others feel them before the batch."
-        + (" All but DDP share one supply of batches, of which a fast worker takes more." if chronic else "")
+        f"which stands for a larger model, so that the {os.cpu_count()} cores of this machine serve {workers} workers."
     )
 
 
@@ -126,6 +171,7 @@ def judged(records: Sequence[Record]) -> list[str]:
 
 def _why(record: Record) -> str:
     reasons = {
+        "allreduce": ": it takes every step with everybody, so nobody is ever free to take more",
         "adaptive": ": it avoids messages, not the slowest worker, and meets everybody every few steps",
         "dasgd": ": it hides an average behind one step, and a late worker takes several",
         "eager": ": every now and then a round is full, and waits for everybody",

@@ -31,7 +31,16 @@ MethodName = Annotated[
     ),
 ]
 Workers = Annotated[str | None, typer.Option(metavar="N", help="How many workers take part.")]
-Steps = Annotated[str | None, typer.Option(metavar="N", help=f"Gradients each worker takes.  [default: {STEPS}]")]
+Steps = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N",
+        help=f"Of the job: N gradients for each worker, taken by whoever is free.  [default: {STEPS}]",
+    ),
+]
+FixedShares = Annotated[
+    bool, typer.Option("--fixed-shares", help="Each worker takes exactly N, so the slowest decides when the job ends.")
+]
 Samples = Annotated[str | None, typer.Option(metavar="N", help="Instead of steps: gradients taken by all together.")]
 VirtualTime = Annotated[
     str | None, typer.Option("--seconds", metavar="TIME", help="Instead of steps: virtual time, 60s.")
@@ -118,13 +127,14 @@ class Scene:
     seed: int
     delay_text: str
     live: bool
+    fixed: bool = False
     record: bool = False
 
     @property
     def heading(self) -> str:
         """What the runs have in common, in two lines."""
         length = (
-            f"{self.steps} steps"
+            f"{self.steps} steps{' each' if self.fixed else ''}"
             if self.steps is not None
             else f"{self.samples} samples"
             if self.samples is not None
@@ -149,6 +159,7 @@ def read_scene(
     *,
     workers: str | None,
     steps: str | None,
+    fixed_shares: bool = False,
     samples: str | None = None,
     seconds: str | None = None,
     task: str,
@@ -189,6 +200,8 @@ def read_scene(
     given = [f"{name} {value}" for name, value in chosen.items() if value is not None]
     if len(given) > 1:
         raise ValueError(f"a run has one end, but {' and '.join(given)} were given; leave all but one out")
+    if fixed_shares and given and steps is None:
+        raise ValueError(f"--fixed-shares is about --steps, and the run ends by {given[0]}; leave one of them out")
     spread = _delays(delay)
     made = Scene(
         workers=count,
@@ -208,6 +221,7 @@ def read_scene(
         seed=_read("--seed", parse_count, seed),
         delay_text="none" if spread is None else str(spread),
         live=live,
+        fixed=fixed_shares,
     )
     for what, spec in (("--delay", made.delays), ("--compute", made.compute_s)):
         delays.bind(spec, seed=made.seed, workers=count, what=what)

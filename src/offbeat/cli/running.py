@@ -117,13 +117,14 @@ def compare(
 def _again(folder: Path, method: str | None, ask: SimulatedOptions, outputs: Outputs) -> None:
     """A run that was kept, once more; its scene is the record's, but for what is virtual."""
     given = {"METHOD": method, **{f"--{n}": getattr(ask, n) for n in ("workers", "steps", "samples", "seconds")}}
+    given["--fixed-shares"] = "" if ask.fixed_shares else None
     for name, value in given.items():
         if value is not None:
-            raise ValueError(f"{name} {value} is for the record to say; with --replay, leave it out")
+            raise ValueError(f"{f'{name} {value}'.strip()} is for the record to say; with --replay, leave it out")
     order = orders.read(folder)
     about = order.about
     task = tasks.named(about.task or ask.task)
-    steps = max(own.gradients for own in order.told)
+    steps = about.steps or max(own.gradients for own in order.told)
     scene = replace(ask.scene(), workers=about.workers, seed=about.seed, task=task, steps=steps)
     apart_by = []
 
@@ -194,12 +195,13 @@ def _simulated(method: Method, scene: Scene, spans: bool, meter: Meter) -> Run:
         meter.add_one()
         return compute_s(step, rank)
 
+    by_all = scene.steps is not None and not scene.fixed
     return run_simulation(
         method,
         scene.task,
         scene.workers,
-        scene.steps,
-        samples=scene.samples,
+        None if by_all else scene.steps,
+        samples=(scene.steps or 0) * scene.workers if by_all else scene.samples,
         seconds=scene.seconds,
         seed=scene.seed,
         compute_s=counted,
@@ -224,6 +226,7 @@ def _launched(method: Method, scene: Scene, spans: bool, meter: Meter) -> LiveRu
         delays=scene.delays,
         compute_s=scene.compute_s,
         progress=meter.at,
+        shared=not scene.fixed,
         record=scene.record,
     )
 
@@ -231,7 +234,7 @@ def _launched(method: Method, scene: Scene, spans: bool, meter: Meter) -> LiveRu
 def _taken_part(method: Method, scene: Scene, spans: bool, meter: Meter) -> LiveRun | None:
     assert scene.task is not None
     assert scene.steps is not None
-    job = Job(method, scene.task, scene.steps, scene.seed, scene.delays, scene.compute_s, record=scene.record)
+    job = Job(method, scene.task, scene.steps, scene.seed, scene.delays, scene.compute_s, not scene.fixed, scene.record)
     return take_part(job, meter.at)
 
 

@@ -38,6 +38,12 @@ class Recording:
     def workers(self) -> int:
         return self.record.workers
 
+    @property
+    def idle(self) -> list[tuple[int, float, float]]:
+        """(rank, from, to) of every worker that was done before the last one was."""
+        end_s = max(self.finished_s, default=0.0)
+        return [(rank, done_s, end_s) for rank, done_s in enumerate(self.finished_s) if done_s < end_s]
+
 
 @dataclass(frozen=True)
 class Story:

@@ -27,10 +27,10 @@
   }
 
   // The timeline. Zoomed in, a bar is a span; zoomed out, a lane is cut into columns that show how the time was shared.
-  const DOINGS = ["compute", "late", "wait", "communicate"];
-  const COLOURS = ["#0072B2", "#D55E00", "#F0E442", "#56B4E9"];
-  const HEIGHTS = [0.8, 0.8, 0.4, 0.6]; // also without colours: what is not work is thinner
-  const PATTERNS = ["", "/", "", "x"];
+  const DOINGS = ["compute", "late", "wait", "communicate", "done, until the job ends"];
+  const COLOURS = ["#0072B2", "#D55E00", "#F0E442", "#56B4E9", "#999999"];
+  const HEIGHTS = [0.8, 0.8, 0.4, 0.6, 0.2]; // also without colours: what is not work is thinner
+  const PATTERNS = ["", "/", "", "x", "."];
   const MOST_BARS = 1200, COLUMNS = 160, MOST_LINKS = 120;
   const div = document.getElementById("timeline");
   const choice = document.getElementById("timeline-run");
@@ -76,12 +76,12 @@
       if (detailed) {
         for (let i = lo; i < end; i++) {
           const k = run.doing[i], h = HEIGHTS[k];
-          const text = `rank ${rank}, step ${run.step[i]}<br>${DOINGS[k]} ${seconds(run.length[i])}<br>from ${seconds(run.start[i])}`;
+          const text = `rank ${rank}${run.step[i] < 0 ? "" : `, step ${run.step[i]}`}<br>${DOINGS[k]} ${seconds(run.length[i])}<br>from ${seconds(run.start[i])}`;
           add(k, run.start[i] + run.length[i] / 2, run.length[i], rank - h / 2, h, text);
         }
         return;
       }
-      const column = (to - from) / COLUMNS, shares = Array.from({ length: COLUMNS }, () => [0, 0, 0, 0]);
+      const column = (to - from) / COLUMNS, shares = Array.from({ length: COLUMNS }, () => DOINGS.map(() => 0));
       for (let i = lo; i < end; i++) {
         const a = Math.max(run.start[i], from), b = Math.min(run.start[i] + run.length[i], to);
         for (let c = Math.floor((a - from) / column); c < COLUMNS && from + c * column < b; c++)

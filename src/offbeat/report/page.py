@@ -8,6 +8,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
+from offbeat.basics.units import format_seconds
 from offbeat.report import charts
 from offbeat.report.folder import Recording, Story
 from offbeat.report.table import cells, header
@@ -15,6 +16,8 @@ from offbeat.report.timeline import lanes
 from offbeat.runs import talking
 from offbeat.runs.foreign import told
 from offbeat.runs.slowness import judge
+
+WORTH_TELLING = 0.05  # of all workers' time
 
 
 def html(story: Story) -> str:
@@ -66,7 +69,10 @@ def write(path: Path, story: Story) -> None:
 
 
 def words(run: Recording) -> list[str]:
-    """Which worker is slow and whose collectives held them, in sentences; nothing where it was not recorded."""
+    """Which worker is slow, who had nothing left to do and whose collectives held them, in sentences.
+
+    Nothing where it was not recorded.
+    """
     if not run.trace.spans:
         return []
     workers, foreign = run.record.workers, run.record.foreign
@@ -74,7 +80,19 @@ def words(run: Recording) -> list[str]:
     all_s = sum(wait_s) + sum(one.seconds for one in foreign)
     busy_s = run.trace.busy_s(workers)
     elsewhere = told(foreign, all_s, workers * run.record.steps, workers)
-    return [judge(busy_s, wait_s).verdict, *talking.told(run.record.talking, busy_s), *elsewhere]
+    return [judge(busy_s, wait_s).verdict, *done_early(run), *talking.told(run.record.talking, busy_s), *elsewhere]
+
+
+def done_early(run: Recording) -> list[str]:
+    """Whether workers had nothing left to do while others trained, in a sentence where it is worth one."""
+    idle_s = sum(end_s - start_s for _, start_s, end_s in run.idle)
+    share = idle_s / (run.workers * max(run.finished_s, default=0.0) or 1.0)
+    if share < WORTH_TELLING:
+        return []
+    return [
+        f"{len(run.idle)} of {run.workers} workers were done before the job was, and idle for "
+        f"{format_seconds(idle_s)} together, {share:.0%} of the time."
+    ]
 
 
 def _body(story: Story, shown: set[str], timeline: bool) -> str:

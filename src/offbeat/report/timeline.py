@@ -1,4 +1,7 @@
-"""The spans and rounds of the runs as the page's script wants them: columns of whole numbers, in order of time."""
+"""The spans and rounds of the runs as the page's script wants them: columns of whole numbers, in order of time.
+
+Behind a worker's last span comes a stretch without a step, from when it was done until the last one was.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ def _run(run: Recording, most_spans: int, most_rounds: int) -> dict[str, object]
     spans, workers = run.trace.spans, run.record.workers
     shown = min(workers, max(1, most_spans * workers // len(spans)))
     kept = sorted(s for s in spans if s.rank < shown)[:most_spans]
-    kept.sort(key=lambda s: (s.rank, s.start_s))
+    columns = [(s.rank, s.start_s, s.end_s, s.step, DOINGS.index(s.doing)) for s in kept]
+    columns += [(rank, start_s, end_s, -1, len(DOINGS)) for rank, start_s, end_s in run.idle if rank < shown]
+    columns.sort()
     rounds = [r for r in run.trace.rounds if len(r.members) > 1 and min(r.members) < shown]
     told = []
     if shown < workers:
@@ -33,11 +38,11 @@ def _run(run: Recording, most_spans: int, most_rounds: int) -> dict[str, object]
         "label": run.record.label,
         "workers": shown,
         "note": " ".join(told),
-        "rank": [s.rank for s in kept],
-        "step": [s.step for s in kept],
-        "doing": [DOINGS.index(s.doing) for s in kept],
-        "start": [round(s.start_s * 1e6) for s in kept],
-        "length": [round((s.end_s - s.start_s) * 1e6) for s in kept],
+        "rank": [rank for rank, *_ in columns],
+        "step": [step for *_, step, _ in columns],
+        "doing": [doing for *_, doing in columns],
+        "start": [round(start_s * 1e6) for _, start_s, *_ in columns],
+        "length": [round((end_s - start_s) * 1e6) for _, start_s, end_s, *_ in columns],
         "rounds": [_round(r, shown) for r in rounds[:most_rounds]],
         "window": _first_window(kept, shown),
     }

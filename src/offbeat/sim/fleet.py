@@ -52,6 +52,8 @@ class Fleet:
         self.buffers = [Vec([part[i] for part in self.B]) for i in range(workers)]
         self._optimizers = [self._optimizer(i) for i in range(workers)]
         self._schedulers = [task.scheduler(o) if task.scheduler else None for o in self._optimizers]
+        self._ticked = [0] * workers
+        self.steps_of_the_job: Callable[[], int] | None = None  # where schedules are to follow them
         self._due: dict[int, int] = {}  # rank: the batch whose gradient it computes
         self._seed, self.cuda = seed, draw.cuda_of(chain(self.skeleton.parameters(), self.skeleton.buffers()))
         self._one_by_one = self._has_begun = False
@@ -82,10 +84,13 @@ class Fleet:
         self._optimizers[rank].step()
 
     def tick(self, rank: int) -> None:
-        """An optimiser step is over: the learning-rate schedule moves on."""
+        """An optimiser step is over: the learning-rate schedule moves on, to where the job is if work is shared."""
         scheduler = self._schedulers[rank]
         if scheduler is not None:
-            scheduler.step()
+            goal = self._ticked[rank] + 1 if self.steps_of_the_job is None else self.steps_of_the_job()
+            for _ in range(goal - self._ticked[rank]):
+                scheduler.step()
+            self._ticked[rank] = goal
 
     def ask(self, rank: int, step: int) -> None:
         """Worker ``rank`` begins to compute the gradient of its batch ``step`` at its weights of now."""

@@ -55,12 +55,13 @@ def simulate(
 
     It may also be named in words, ``"wagma:tau=5"``; without one it is the default, that of ``ob.attach``.
     The run ends by one of ``steps`` (so many gradients for every worker), ``samples`` (so many gradients taken by all
-    together) or ``seconds`` (of virtual time). ``compute_s`` is a step's computation, ``delays`` come on top, before
-    it: numbers, distributions (``ob.delays``) or functions of (step, rank). ``task=None`` simulates time alone, with a
-    model of ``parameters`` float32 numbers. ``spans`` keeps each worker's timeline in ``run.trace``, and the loss, the
-    spread of the replicas and the period of adaptive averaging over time. ``watch_s`` evaluates the mean of all
-    replicas that often (in virtual time), for ``run.curve``. ``record`` keeps the order of events in this folder, for
-    ``ob.replay``. (``strategy`` is an earlier name of ``method``.)
+    together, the next by whoever is free; a task's schedule follows the steps of all) or ``seconds`` (of virtual time).
+    ``compute_s`` is a step's computation, ``delays`` come on top, before it: numbers, distributions (``ob.delays``) or
+    functions of (step, rank). ``task=None`` simulates time alone, with a model of ``parameters`` float32 numbers.
+    ``spans`` keeps each worker's timeline in ``run.trace``, and the loss, the spread of the replicas and the period of
+    adaptive averaging over time. ``watch_s`` evaluates the mean of all replicas that often (in virtual time), for
+    ``run.curve``. ``record`` keeps the order of events in this folder, for ``ob.replay``. (``strategy`` is an earlier
+    name of ``method``.)
     """
     method = as_method(method, strategy)
     if task is not None and not isinstance(task, Task):
@@ -68,17 +69,23 @@ def simulate(
     checks.workers(workers)
     if record is not None and task is None:
         raise ValueError("a run without a task has no weights that a replay could end with; give it a task")
+    if record is not None and task is not None and task.scheduler is not None and samples is not None:
+        raise ValueError(
+            f"the schedule of task {task.name!r} follows the steps of all workers where the run ends by samples="
+            f"{samples}, and a replay does not know them; give steps=, or leave out record"
+        )
     told = [Told() for _ in range(workers)] if record is not None else None
     scene = _Scene(
         method,
         task,
         workers,
         seed,
-        steps,
+        steps if samples is None else samples // workers,
         delays_.bind(compute_s, seed=seed, workers=workers, what="compute_s"),
         delays_.bind(delays, seed=seed, workers=workers, what="delays"),
         network or Network(),
         parameters,
+        shared=samples is not None,
     )
     gradients = steps * workers if steps is not None else samples
     run = _run(scene, _ending(steps, samples, seconds), gradients, spans, rounds, watch_s, lambda _: Clock(told))
@@ -86,7 +93,7 @@ def simulate(
         for own, taken in zip(told, run.gradients, strict=True):
             own.gradients = taken
         model = digest(p for p in task.build(seed).parameters() if p.requires_grad)
-        about = About(str(method), method.written(), workers, seed, steps, model, task.name, hosts=scene.hosts)
+        about = About(str(method), method.written(), workers, seed, scene.steps, model, task.name, hosts=scene.hosts)
         Order(about, tuple(told), sampled(run.final)).write(Path(record))
     return run
 
@@ -133,6 +140,7 @@ class _Scene:
     delay_s: Callable[[int, int], float]
     network: Network
     parameters: int = 0
+    shared: bool = False
 
     @property
     def hosts(self) -> int:
@@ -173,6 +181,9 @@ def _run(
         retired=lambda rank: retired.__setitem__(rank, replicas[rank].x.clone()),
         decides=decider(fleet),
     )
+    if fleet is not None and scene.shared:
+        # Those that were begun: in step, as many as each worker has taken, as nobody begins all of the next before.
+        fleet.steps_of_the_job = lambda: sum(w.taken for w in world.workers) // workers
     if observer is not None:
         observer.now = lambda: float(world.env.now)
         observer.step = lambda rank: world.workers[rank].taken - 1

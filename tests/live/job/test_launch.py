@@ -127,7 +127,7 @@ def test_train_without_a_strategy_takes_the_default_names_its_carrier_and_its_fo
 ) -> None:
     kept, file = str(tmp_path / "kept"), tmp_path / "run.json"
     words = ["--task", "regression", "--workers", "2", "--steps", "5", "--compute", "20ms", "--delay", "rank 1 100ms"]
-    assert main(["train", *words, "--report", kept, "--json", str(file)]) == 0
+    assert main(["train", *words, "--fixed-shares", "--report", kept, "--json", str(file)]) == 0
     (live,) = json.loads(file.read_text())["runs"]
     assert (live["method"], live["mode"], live["workers"]) == ("self_clocked", "live", 2)
     assert live["carriers"] == ["shm"]

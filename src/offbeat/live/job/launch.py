@@ -48,9 +48,12 @@ def launch(
     delays: Seconds | None = None,
     compute_s: Seconds | None = None,
     progress: Callable[[int], None] | None = None,
+    shared: bool = False,
     record: bool = False,
 ) -> LiveRun:
     """Train ``task`` under ``method`` in ``workers`` processes of this machine, ``steps`` steps each.
+
+    ``shared``: the job takes as many in all, whoever is free takes the next, and the task's schedule follows the job.
 
     ``delays`` are slept before each step's computation, ``compute_s`` on top, as a stand-in for a larger model:
     numbers, distributions (``ob.delays``) or importable functions of (step, rank). ``progress`` is called from another
@@ -66,7 +69,7 @@ def launch(
         raise ValueError(f"steps={steps!r} cannot end a run; use a whole number, 0 or more")
     for what, spec in (("delays", delays), ("compute_s", compute_s)):
         delays_.bind(spec, seed=seed, workers=workers, what=what)  # for its sentences, before anything is started
-    job = Job(method, task, steps, seed, delays, compute_s, record=record)
+    job = Job(method, task, steps, seed, delays, compute_s, shared, record)
 
     told = -1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 import os
 import pickle
 import signal
@@ -29,6 +29,8 @@ from offbeat.live.attached.recorder import Recorder
 from offbeat.live.job import ddp
 from offbeat.live.job.ddp import Ddp
 from offbeat.live.job.steplog import Status, StepLog, StepRecord, assemble
+from offbeat.live.work.follow import follow
+from offbeat.live.work.share import share
 from offbeat.method.facts import Facts
 from offbeat.method.strategy import Method
 from offbeat.runs.foreign import ForeignWait, together
@@ -51,8 +53,8 @@ class Job:
     ``compute_s`` are slept before the computation of a step, as functions of the seed, the step and the rank alone:
     delays are lateness, ``compute_s`` stands for computation that this machine does not do. Where a batch is cut into
     micro-batches, each sleeps its share of both. ``shared``: instead of ``steps`` batches for each worker there is one
-    supply of ``steps`` × workers, from which each takes as many as it can; DDP, which needs equally many, ignores it.
-    ``record``: keep what decides the run (of DDP, nothing does).
+    supply of ``steps`` × workers, from which each takes as many as it can, and a schedule follows the steps of all;
+    DDP, which needs equally many, ignores it. ``record``: keep what decides the run (of DDP, nothing does).
     """
 
     method: Method | Literal["ddp"]
@@ -64,9 +66,16 @@ class Job:
     shared: bool = False
     record: bool = False
 
+    def __post_init__(self) -> None:
+        if self.shared and self.record and self.task.scheduler is not None:
+            raise ValueError(
+                f"the schedule of task {self.task.name!r} follows the steps of all workers where work is shared, and a "
+                "replay does not know when each heard of them; leave out shared, or record"
+            )
+
 
 @dataclass(frozen=True)
-class _Share:
+class _Part:
     finished_s: float
     wait_s: float
     wire_bytes: int
@@ -119,11 +128,11 @@ def _train(job: Job, tell: Tell | None, number: int = 0) -> LiveRun | None:
         waited_s, sent_bytes = optimizer.wait_s, optimizer.wire_bytes
         log.start(waited_s, sent_bytes)
         with draw.seeded(job.seed):
-            _steps(job, task.scheduler(inner) if task.scheduler else None, optimizer, model, log, number)
+            _steps(job, task.scheduler(inner) if task.scheduler else None, optimizer, model, log)
         finished_s = time.monotonic() - log.start_s
         waited_s, sent_bytes = optimizer.wait_s - waited_s, optimizer.wire_bytes - sent_bytes
         log.waiting()
-    share = _Share(
+    part = _Part(
         finished_s,
         waited_s,
         sent_bytes,
@@ -133,29 +142,29 @@ def _train(job: Job, tell: Tell | None, number: int = 0) -> LiveRun | None:
         optimizer.summary().foreign if isinstance(optimizer, Attached) else (),
         optimizer.me.reported.talking if isinstance(optimizer, Attached) else None,
     )
-    shares: list[_Share] = [share] * workers
-    dist.gather_object(share, shares if rank == 0 else None, dst=0)
+    parts: list[_Part] = [part] * workers
+    dist.gather_object(part, parts if rank == 0 else None, dst=0)
     if rank != 0:
         return None
-    records = [s.records for s in shares]
+    records = [s.records for s in parts]
     trace = assemble(records, facts_of(job.method))
     return LiveRun(
         method=str(job.method),
         workers=workers,
         seed=job.seed,
-        seconds=max(s.finished_s for s in shares),
-        finished_s=tuple(s.finished_s for s in shares),
-        wait_s=tuple(s.wait_s for s in shares),
+        seconds=max(s.finished_s for s in parts),
+        finished_s=tuple(s.finished_s for s in parts),
+        wait_s=tuple(s.wait_s for s in parts),
         gradients=tuple(len(record.entries) for record in records),
-        wire_bytes=sum(s.wire_bytes for s in shares),
+        wire_bytes=sum(s.wire_bytes for s in parts),
         final=torch.cat([p.detach().cpu().reshape(-1) for p in parameters]),
         losses=torch.tensor([point.value for point in trace.series.get("loss", ())], dtype=torch.float64),
         metrics=dict(task.evaluate(model)) if task.evaluate else {},
         trace=trace,
-        talking=tuple(s.talking for s in shares if s.talking is not None),
-        order=_order(recorder, [s.told for s in shares]),
-        carriers=tuple(sorted({name for s in shares for name in s.carriers})),
-        foreign=together(s.foreign for s in shares),
+        talking=tuple(s.talking for s in parts if s.talking is not None),
+        order=_order(recorder, [s.told for s in parts]),
+        carriers=tuple(sorted({name for s in parts for name in s.carriers})),
+        foreign=together(s.foreign for s in parts),
     )
 
 
@@ -187,14 +196,14 @@ def _steps(
     optimizer: Attached | Ddp,
     model: nn.Module,
     log: StepLog,
-    number: int,
 ) -> None:
     rank, workers, task = dist.get_rank(), dist.get_world_size(), job.task
     delay_s = delays_.bind(job.delays, seed=job.seed, workers=workers, what="delays")
     compute_s = delays_.bind(job.compute_s, seed=job.seed, workers=workers, what="compute_s")
     device = next(p.device for p in model.parameters() if p.requires_grad)
     forward = optimizer.model if isinstance(optimizer, Ddp) else model
-    cuts = facts_of(job.method).cuts_batches
+    facts, last = facts_of(job.method), math.inf
+    cuts = facts.cuts_batches
     cuda = draw.cuda_of(model.parameters())
 
     def loaded(step: int) -> list[Tensor]:
@@ -231,34 +240,31 @@ def _steps(
         log.computing()
         losses, samples = [], 0
         pieces = optimizer.micro_batches(batch)
-        share = 1.0 / optimizer.me.reported.micro_batches
+        each = 1.0 / optimizer.me.reported.micro_batches
         for piece in pieces:
-            time.sleep((delay_s(step, rank) + compute_s(step, rank)) * share)
+            time.sleep((delay_s(step, rank) + compute_s(step, rank)) * each)
             loss = value(piece, *place.next(len(piece[-1])))
             loss.backward()
             losses.append(loss.detach() * len(piece[-1]))
             samples += len(piece[-1])
         return torch.stack(losses).sum() / samples, samples
 
-    store = dist.distributed_c10d._get_default_store()
-
-    def numbers() -> Iterator[int]:
-        for step in itertools.count():
-            if job.shared and not isinstance(optimizer, Ddp):
-                if store.add(f"offbeat/supply/{number}", 1) > job.steps * workers:
-                    return
-            elif step >= job.steps:
-                return
-            yield step
-
-    batches: Iterable[object] = numbers()
+    # A task has batches for every worker and step, so what is shared is how many there are: the numbers are not used.
+    supply: Iterable[int] = range(job.steps)
+    if job.shared and job.steps and not isinstance(optimizer, Ddp):
+        supply = share(range(job.steps * workers), shuffle=False)
+        if facts.meets == "everyone" and facts.waits_where_it_begins:
+            last = job.steps  # in step, this worker's own steps are those of the job, and all have the same rate
+        elif scheduler is not None:
+            scheduler = follow(scheduler, supply)
+    batches: Iterable[object] = supply
     if cuts and not isinstance(optimizer, Ddp):
-        batches = optimizer.batches(to_be_cut(step) for step in numbers())
+        batches = optimizer.batches(to_be_cut(step) for step, _ in enumerate(supply))
     for step, batch in enumerate(batches):
         loss, samples = in_pieces(step, batch) if cuts else whole(step)
         log.waiting()
         optimizer.step()
-        if scheduler is not None:
+        if scheduler is not None and step < last:
             scheduler.step()
         period = 0 if isinstance(optimizer, Ddp) else optimizer.me.reported.period or 0
         log.over(loss, samples, optimizer.wait_s, optimizer.wire_bytes, period)
