@@ -53,7 +53,7 @@ PAGES = (
         "share",
         "Sharing the work: share",
         "One supply of data for all workers. [Share the work](../share.md) begins with the lines to change.",
-        ("share", "Share", "Shards", "follow"),
+        ("share", "SharedBatches", "Shards", "follow"),
     ),
     Page(
         "simulate",

@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
-from offbeat.live.work.share import Share, _world, share
+from offbeat.live.work.share import SharedBatches, _world, share
 from offbeat.method.strategy import Method
 
 SAMPLERS = (RandomSampler, SequentialSampler, DistributedSampler)
-# Steps of these methods wait for nobody. With the others a worker that has no batch left would be waited for where it
-# evaluates or saves: the workers of such a method need equally many batches.
+# Steps of these methods wait for nobody. In those of the others the fast ones wait anyway, so there is little to share; and
+# with fixed shares ``allreduce`` has the bits of the trainer's own DDP.
 ALONE = ("self_clocked", "eager", "msync", "ringmaster", "wagma", "ad_psgd", "decoupled")
 
 
-class TrainersShare(Share):
+class TrainersShare(SharedBatches):
     """A share whose ``steps`` are those of the trainer, which counts ``per_epoch`` of them in an epoch.
 
     ``last``: the step at which the job is over. The epoch in which it lies has only the batches up to it, so that all

@@ -7,7 +7,7 @@ from offbeat.live.attached.optimizer import Attached
 from offbeat.live.attached.summary import Summary
 from offbeat.live.transport.errors import ConfigMismatch, OffbeatError, PeerFailed
 from offbeat.live.work.follow import follow
-from offbeat.live.work.share import Shards, Share, share
+from offbeat.live.work.share import Shards, SharedBatches, share
 
 __all__ = [
     "Attached",
@@ -15,7 +15,7 @@ __all__ = [
     "OffbeatError",
     "PeerFailed",
     "Shards",
-    "Share",
+    "SharedBatches",
     "Summary",
     "attach",
     "follow",

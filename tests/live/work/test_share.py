@@ -120,6 +120,29 @@ def test_any_number_of_workers_does(size: int) -> None:
     assert together([one[0] for one in out]) == together([one[1] for one in out]) == once(2)
 
 
+@scenario(3)
+def averaging(rank: int) -> Any:
+    """With 13 batches for three workers, somebody has one more than the others when they meet after an epoch."""
+    out = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in ob.METHODS:
+            run, loader = Run(name), shared()
+            for _ in range(2):
+                for batch in loader:
+                    run.train(batch)
+                run.optimizer.average()
+            out[name] = run.used, [p.tolist() for p in run.model.parameters()], run.finish()
+    return out
+
+
+@pytest.mark.parametrize("name", list(ob.METHODS))
+def test_workers_with_unequally_many_batches_meet_in_an_average(told: Told, name: str) -> None:
+    out = [one[name] for one in told(averaging)]
+    assert together([used for used, _, _ in out]) == once(2)
+    assert out[0][1] == out[1][1] == out[2][1]
+
+
 # Who takes what.
 
 
@@ -161,9 +184,9 @@ def in_step(rank: int) -> Any:
 
 def plain_order() -> list[list[int]]:
     """The batches of an epoch in their order: what one worker alone is given."""
-    from offbeat.live.work.share import Share
+    from offbeat.live.work.share import SharedBatches
 
-    alone = Share(SAMPLES, BATCH, shuffle=True, seed=0, drop_last=False, epochs=None)
+    alone = SharedBatches(SAMPLES, BATCH, shuffle=True, seed=0, drop_last=False, epochs=None)
     indices = alone._indices(0)
     return [indices(batch) for batch in range(alone.batches)]
 

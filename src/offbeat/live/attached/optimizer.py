@@ -14,7 +14,7 @@ from offbeat.live.attached.summary import Summary
 from offbeat.live.attached.training import Training
 from offbeat.live.transport.errors import OffbeatError, PeerFailed
 from offbeat.live.work import share
-from offbeat.live.work.follow import Schedule
+from offbeat.live.work.follow import OwnRates
 from offbeat.method.replica import Replica
 from offbeat.method.strategy import Method
 from offbeat.runs.trace import Trace
@@ -46,7 +46,7 @@ class Attached(torch.optim.Optimizer):
 
     def __init__(self, inner: torch.optim.Optimizer, method: Method, run: Training) -> None:
         # torch's own __init__ would add the parameters anew; what it sets up is shared with the inner optimiser.
-        self.inner, self.method, self._run, self._schedule = inner, method, run, Schedule(inner)
+        self.inner, self.method, self._run, self._schedule = inner, method, run, OwnRates(inner, run.name)
 
     @property
     def strategy(self) -> Method:
@@ -109,7 +109,7 @@ class Attached(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of the method with the gradients that backward left in ``p.grad``."""
         self._run.refuse_if_over("step()")
-        if self._run.is_sharded and share.is_used(self._run.name):
+        if self._run.is_sharded and share.used_by(self._run.name) is not None:
             raise OffbeatError(
                 "ob.share gives every rank as many batches as it can take, but the ranks of a sharded model must take "
                 "equally many; use a DistributedSampler"

@@ -32,23 +32,51 @@ class Others:
     ) -> None:
         self._flat, self._board, self._transport, self._driver = flat, board, transport, driver
         self._endpoints, self._stepping, self.me = endpoints, stepping, driver.me
-        self._averages, self._island = 0, island
+        self._island = island
 
     # Averages.
 
     def asked(self) -> bool:
         """Whether somebody asks for an average that this worker has not taken part in."""
-        return self._board.average_is_asked(self._averages)
+        return self._board.average_is_asked(self._board.averages)
 
     def average(self) -> None:
         """Ask all for an average, and take part in it."""
         self._board.reach(self.me.t - 1)  # those without data first take the steps that we took
-        self._board.ask_for_average(self._averages)
+        self._board.ask_for_average(self._board.averages)
+        if self._meets_in_steps and isinstance(self._driver.asks, Next):
+            self._keep_up()
         self.take_part()
+
+    def _keep_up(self) -> None:
+        """Until all ask for this average, take the steps that the others still take: there they wait for this worker.
+
+        Workers that share their work take unequally many: one is at the end of an epoch, and another has a batch more.
+        """
+        while not self._all_are_here():
+            if self._is_behind():
+                self._idle()
+            else:
+                here = "the others to average"
+                self._transport.waiter.until(lambda: self._all_are_here() or self._is_behind(), here)
+        while self._is_behind():  # who asks has said before which steps it took
+            self._idle()
+
+    @property
+    def _meets_in_steps(self) -> bool:
+        """Whether workers wait for each other in their steps; else each is where it is when an average is asked for."""
+        return not self._endpoints.has_channel
+
+    def _all_are_here(self) -> bool:
+        return self._board.all_ask_for_average(self._board.averages, self._crowd)
+
+    def _is_behind(self) -> bool:
+        """Whether somebody takes a step with data that this worker has not taken."""
+        return self.me.t <= self._board.progress(self._crowd)[1]
 
     def take_part(self) -> None:
         """Make all replicas equal, in the middle of a run or at its end."""
-        self._averages += 1
+        self._board.averages += 1
         share.tell(self._board.name)
         if self._driver.asks is not None:  # in the middle of a run
             self._endpoints.align(self._flat.x, self._largest)
@@ -71,12 +99,10 @@ class Others:
 
     def _idle_or_stop(self) -> None:
         # Asked first: the steps before an average come before it. Of its own crowd only: others are at other steps.
-        asked = self._board.average_is_asked(self._averages, self._crowd)
-        done, reached = self._board.progress(self._crowd)
-        if self.me.t <= reached:
-            self._driver.turn(Turn.IDLE)
-            self._stepping.without_data()
-        elif done:
+        asked = self._average_is_due()
+        if self._is_behind():
+            self._idle()
+        elif self._board.progress(self._crowd)[0]:
             self._endpoints.finished()
             self._driver.turn(Turn.STOP)
         elif asked:
@@ -84,11 +110,19 @@ class Others:
         else:
             self._transport.waiter.until(self._something_to_do, "the others to finish", bears=True)
 
+    def _idle(self) -> None:
+        self._driver.turn(Turn.IDLE)
+        self._stepping.without_data()
+
+    def _average_is_due(self) -> bool:
+        """Whether one is asked for; where workers wait for each other in their steps, by all who still have data."""
+        asked = self._board.average_is_asked(self._board.averages, self._crowd)
+        return asked and (not self._meets_in_steps or self._all_are_here())
+
     @property
     def _crowd(self) -> tuple[int, ...] | None:
         """Those who take their steps together with this worker."""
         return self._driver.asks.among if isinstance(self._driver.asks, Next) else None
 
     def _something_to_do(self) -> bool:
-        done, reached = self._board.progress(self._crowd)
-        return done or self.me.t <= reached or self._board.average_is_asked(self._averages, self._crowd)
+        return self._board.progress(self._crowd)[0] or self._is_behind() or self._average_is_due()

@@ -42,6 +42,7 @@ class Board:
         self.beside: Board | None = None  # of the same run: who fails there is missing here as well
         self._section = ""  # before the names of what is posted for one channel of several
         self.someone_is_done = False
+        self.averages = 0  # that this worker has taken part in
         self._alone: dict[str, str] = {}  # the facts of a single worker
         self._reached = -1
         self._made: dict[str, int] = {}
@@ -252,8 +253,9 @@ class Board:
         self.someone_is_done = True
 
     def look_for_done(self) -> bool:
+        """Whether somebody may have no data for this step: its data has ended, or it is in an average already."""
         self.someone_is_done = self.someone_is_done or "done" in self._facts
-        return self.someone_is_done
+        return self.someone_is_done or self.average_is_asked(self.averages)
 
     def progress(self, among: tuple[int, ...] | None = None) -> tuple[bool, int]:
         """Whether all of these workers are without data, and the last step one of them is known to take with data."""
@@ -272,6 +274,11 @@ class Board:
         """Whether anybody, or anybody ``among`` these, asks for it."""
         keys = [f"average/{number}"] if among is None else [f"average/{number}/{rank}" for rank in among]
         return any(key in self._facts for key in keys)
+
+    def all_ask_for_average(self, number: int, among: tuple[int, ...] | None = None) -> bool:
+        """Whether all of these ask for it, but those whose data has ended."""
+        ranks, facts = range(self.size) if among is None else among, self._facts
+        return all(f"average/{number}/{rank}" in facts or f"done/{rank}" in facts for rank in ranks)
 
     # The end.
 

@@ -10,14 +10,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from offbeat.live.work import share as work
-from offbeat.live.work.share import Share
+from offbeat.live.work.share import SharedBatches
 
 S = TypeVar("S", bound=LRScheduler)
 
 LOOK = 16  # steps after which, and then after twice as many each time, it is looked whether a schedule fits the job
 APART = 0.1
 
-_followed: weakref.WeakKeyDictionary[LRScheduler, Share | None] = weakref.WeakKeyDictionary()
+_followed: weakref.WeakKeyDictionary[LRScheduler, SharedBatches | None] = weakref.WeakKeyDictionary()
 
 
 def follow(scheduler: S, share: Any = None) -> S:
@@ -35,7 +35,7 @@ def follow(scheduler: S, share: Any = None) -> S:
         )
     share = getattr(share, "batch_sampler", share)
     share = getattr(share, "sampler", share)  # of shards
-    if share is not None and not isinstance(share, Share):
+    if share is not None and not isinstance(share, SharedBatches):
         raise TypeError(f"follow takes what ob.share returned, not a {type(share).__name__}")
     if not isinstance(scheduler, _Following):
         kind = type(scheduler)
@@ -45,11 +45,11 @@ def follow(scheduler: S, share: Any = None) -> S:
     return scheduler
 
 
-class Schedule:
+class OwnRates:
     """Notices a learning rate that goes by this worker's own steps, while those of the others are others."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = weakref.ref(optimizer)
+    def __init__(self, optimizer: Optimizer, run: str) -> None:
+        self._optimizer, self._run = weakref.ref(optimizer), run
         self._rates: list[float] | None = None
         self._steps = self._changes = 0
 
@@ -63,8 +63,8 @@ class Schedule:
         self._changes += before is not None and rates != before
         if self._steps < LOOK or self._steps & (self._steps - 1) or self._changes < self._steps / 2:
             return
-        of_the_job = work.steps_of_the_job()
-        if of_the_job is None or abs(self._steps - of_the_job) < APART * self._steps:
+        share = work.used_by(self._run)
+        if share is None or abs(self._steps - (of_the_job := share.steps)) < APART * self._steps:
             return
         if any(scheduler.optimizer is optimizer for scheduler in list(_followed)):
             return
@@ -80,12 +80,11 @@ class Schedule:
 class _Following(LRScheduler):
     def step(self, *args: Any, **kwargs: Any) -> None:
         plain = super().step
-        share = _followed.get(self)
-        goal = share.steps if share is not None else work.steps_of_the_job()
-        if goal is None:  # nothing is shared: every worker takes its own steps
+        share = _followed[self] = _followed.get(self) or work.used_by()
+        if share is None:  # nothing is shared: every worker takes its own steps
             plain(*args, **kwargs)
             return
-        for _ in range(int(goal) - _steps(self)):
+        for _ in range(int(share.steps) - _steps(self)):
             plain()
 
 

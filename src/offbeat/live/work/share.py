@@ -1,8 +1,8 @@
 """``share``: one supply of batches for all workers, of which a fast one takes more.
 
-A ``Share`` is a batch sampler. A ``DataLoader`` that has one is known by it: its batches pass through here on their way
-to the loop, so that one which another worker has taken since it was fetched is left out, and it is known which batches
-the loop has. ``rounds/leases.py`` has the rule of who takes what; the words lie in the job's store.
+``SharedBatches`` is a batch sampler. A ``DataLoader`` that has one is known by it: its batches pass through here on
+their way to the loop, so that one which another worker has taken since it was fetched is left out, and it is known
+which batches the loop has. ``rounds/leases.py`` has the rule of who takes what; the words lie in the job's store.
 
 A batch counts when a step is taken with it. Between the loader and the step there may be several: gradients that are
 accumulated, a trainer that looks one batch ahead. So each backward pass is heard, and a step uses as many batches as
@@ -46,12 +46,12 @@ TOLD_S, TOLD_STEPS = 1.0, 64  # how often the others hear of steps, at the least
 FRESH_S = 0.05  # and how old an answer to a script that asks for them may be
 _SHUFFLE = 0x5A6E
 _number = itertools.count()
-_shares: weakref.WeakSet[Share] = weakref.WeakSet()
-_runs: dict[str, set[Share]] = {}  # the optimisers that are attached, each with what it has taken batches from
+_shares: weakref.WeakSet[SharedBatches] = weakref.WeakSet()
+_runs: dict[str, set[SharedBatches]] = {}  # the optimisers that are attached, each with what it has taken batches from
 _rebuilt: weakref.WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = weakref.WeakKeyDictionary()
 
 
-class Share(Sampler[list[int]]):
+class SharedBatches(Sampler[list[int]]):
     """A batch sampler that all workers share: ``DataLoader(dataset, batch_sampler=ob.share(dataset, batch_size=32))``.
 
     Every sample is used once an epoch, by the worker that is free. ``len()`` is the number of batches that each worker
@@ -72,7 +72,7 @@ class Share(Sampler[list[int]]):
                 + (", or drop_last=False" if drop_last and samples else "")
             )
         self.number = next(_number)
-        self._supply: Supply | None = None
+        self._supply: Words | None = None
         self._epoch = 0  # the next one
         self._left: dict[int, tuple[int, ...]] = {}  # of epochs that were taken up from a state
         self._feeding: Pass | None = None
@@ -164,7 +164,7 @@ class Share(Sampler[list[int]]):
 
     # Passes.
 
-    def _opened(self) -> Supply:
+    def _opened(self) -> Words:
         if self._supply is None:
             rank, size = _world()
             if size > 1 and not dist.is_initialized():
@@ -172,7 +172,7 @@ class Share(Sampler[list[int]]):
                     "a shared loader was asked for batches before the job was joined; call ob.init() first"
                 )
             store = dist.distributed_c10d._get_default_store() if dist.is_initialized() else HashStore()
-            self._supply = Supply(PrefixStore(f"offbeat/share/{self.number}", store), rank, size)
+            self._supply = Words(PrefixStore(f"offbeat/share/{self.number}", store), rank, size)
             about = (
                 f"{self.samples} samples in batches of {self.batch_size}, shuffle={self.shuffle}, seed={self.seed}, "
                 f"drop_last={self.drop_last}"
@@ -261,7 +261,7 @@ class Share(Sampler[list[int]]):
         return one.loaded(inner, loader)
 
 
-class Supply:
+class Words:
     """The words of one share, in the job's store."""
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
@@ -324,7 +324,7 @@ class Pass:
     ``by_step``: a batch counts when a step is taken with it, and otherwise when the loop comes back for the next.
     """
 
-    def __init__(self, share: Share, supply: Supply, number: int, batches: Sequence[int], by_step: bool) -> None:
+    def __init__(self, share: SharedBatches, supply: Words, number: int, batches: Sequence[int], by_step: bool) -> None:
         self.number, self._share, self._supply, self._by_step = number, share, supply, by_step
         self._epoch = Epoch(supply.rank, supply.size, batches)
         self._indices = share._indices(number)
@@ -498,7 +498,7 @@ class Shards(Iterable[T]):
 
     def __init__(self, items: Sequence[T], slices: int, shuffle: bool, seed: int, epochs: int | None) -> None:
         self._items, self._slices = items, whole("share: slices", slices, 1)
-        self.sampler = Share(len(items) * slices, 1, shuffle=shuffle, seed=seed, drop_last=False, epochs=epochs)
+        self.sampler = SharedBatches(len(items) * slices, 1, shuffle=shuffle, seed=seed, drop_last=False, epochs=epochs)
 
     def __iter__(self) -> Iterator[Any]:
         for (place,) in self.sampler._next_pass(by_step=False).plain():
@@ -528,7 +528,7 @@ def share(
     seed: int = 0,
     drop_last: bool = False,
     epochs: int | None = None,
-) -> Share: ...
+) -> SharedBatches: ...
 
 
 @overload
@@ -577,7 +577,7 @@ def share(
                 "shards instead: for shard in ob.share(files): …"
             )
         shuffled, dropped = shuffle is not False, drop_last is True
-        return Share(len(data), batch_size, shuffle=shuffled, seed=seed, drop_last=dropped, epochs=epochs)
+        return SharedBatches(len(data), batch_size, shuffle=shuffled, seed=seed, drop_last=dropped, epochs=epochs)
     if isinstance(data, Dataset) or not isinstance(data, Iterable):
         raise ValueError(f"share: how many samples of this {type(data).__name__} make a batch? Say batch_size=…")
     if drop_last is not None:
@@ -587,7 +587,7 @@ def share(
 
 def _over_a_share(loader: DataLoader[Any], seed: int, epochs: int | None) -> DataLoader[Any]:
     """The same loader over a share of its data."""
-    if isinstance(loader.batch_sampler, Share):
+    if isinstance(loader.batch_sampler, SharedBatches):
         return loader
     if isinstance(loader.dataset, IterableDataset):
         raise ValueError(
@@ -606,7 +606,7 @@ def _over_a_share(loader: DataLoader[Any], seed: int, epochs: int | None) -> Dat
         )
     return DataLoader(
         loader.dataset,
-        batch_sampler=Share(
+        batch_sampler=SharedBatches(
             samples,
             batching.batch_size,
             shuffle=shuffles,
@@ -643,7 +643,7 @@ def _through_shares() -> None:
     @functools.wraps(plain)
     def __iter__(loader: DataLoader[Any]) -> Any:
         sampler = loader.batch_sampler
-        return sampler._through(loader, plain) if isinstance(sampler, Share) else plain(loader)
+        return sampler._through(loader, plain) if isinstance(sampler, SharedBatches) else plain(loader)
 
     __iter__.knows_shares = True  # type: ignore[attr-defined]
     DataLoader.__iter__ = __iter__  # type: ignore[method-assign]
@@ -713,14 +713,11 @@ def in_words(run: str) -> list[str]:
     return [sentence for share in _of(run) for sentence in share.told()]
 
 
-def is_used(run: str) -> bool:
-    return bool(_of(run))
+def used_by(run: str | None = None) -> SharedBatches | None:
+    """The share that this run, or any that is attached, took batches from last; None where nothing is shared."""
+    runs = list(_runs) if run is None else [run]
+    return max((share for one in runs for share in _of(one)), key=lambda share: share.number, default=None)
 
 
-def steps_of_the_job() -> float | None:
-    """Of all workers, over their number; None where nothing is shared."""
-    return max((share.steps for share in _shares if share._supply is not None), default=None)
-
-
-def _of(run: str) -> list[Share]:
+def _of(run: str) -> list[SharedBatches]:
     return sorted(_runs.get(run, ()), key=lambda share: share.number)
