@@ -94,7 +94,9 @@ def _job(rank: int, scene: str, way: str, method: str, batches: int) -> tuple[fl
     data: Dataset[Any] = Slowly(batches * 4, 0.001) if workers else TensorDataset(torch.ones(batches * 4, 4))
     model = Net()
     inner = torch.optim.SGD(model.parameters(), lr=0.0)
-    many: dict[str, Any] = {"num_workers": workers, "prefetch_factor": 2} if workers else {}
+    many: dict[str, Any] = {}
+    if workers:  # forked, as under torchrun: these processes were spawned, and theirs would be, too
+        many = {"num_workers": workers, "prefetch_factor": 2, "multiprocessing_context": "fork"}
 
     def step(run: nn.Module, batch: Any, optimizer: torch.optim.Optimizer) -> None:
         time.sleep(pace())
