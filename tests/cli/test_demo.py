@@ -57,7 +57,7 @@ def test_the_demo_compares_ddp_with_the_five_papers_and_leaves_a_report(tmp_path
     assert [one.record.label for one in chronic.recordings] == [
         "DDP (torch)",
         "allreduce, shared",
-        "self_clocked, fixed shares",
+        "self_clocked, fixed",
         "self_clocked, shared",
     ]
     steps = [
