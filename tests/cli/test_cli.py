@@ -103,7 +103,7 @@ def test_a_simulated_run_is_the_one_that_the_library_makes(tmp_path: Path, capsy
     ("words", "ending"), [("", {"samples": 3 * 8}), ("--fixed-shares", {"steps": 8})], ids=["shared", "fixed"]
 )
 def test_steps_are_those_of_the_job_unless_shares_are_fixed(
-    words: str, ending: dict[str, int], tmp_path: Path, capsys: Captured
+    words: str, ending: dict[str, Any], tmp_path: Path, capsys: Captured
 ) -> None:
     file, late = tmp_path / "run.json", ob.delays.chronic(2, 0.3)
     for method in (ob.self_clocked(), ob.adaptive(sampling=0.5)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,8 @@ def test_a_worker_that_takes_more_steps_than_the_schedule_has_follows_the_job(me
 
 
 def test_in_step_the_schedule_of_the_job_is_each_workers_own() -> None:
-    runs = [ob.simulate(ob.allreduce(), TASK, 3, delays=SLOW, **end) for end in ({"samples": 30}, {"steps": 10})]
+    endings: list[dict[str, Any]] = [{"samples": 30}, {"steps": 10}]
+    runs = [ob.simulate(ob.allreduce(), TASK, 3, delays=SLOW, **ending) for ending in endings]
     assert runs[0].hash == runs[1].hash
 
 

@@ -118,7 +118,10 @@ def _now_and_then(workers: int) -> Act:
 
 def _always(workers: int) -> Act:
     rows = [(words, named(words.partition(",")[0])) for words in CHRONIC]
-    shares = "Fixed: each worker has its own batches. Shared: all take from one supply of batches, whoever is free the next; DDP cannot, as all must step."
+    shares = (
+        "Fixed: each worker has its own batches. Shared: all take from one supply of batches, whoever is free the "
+        "next; DDP cannot, as all must step."
+    )
     return Act(
         delays.chronic(workers - 1, LATE_S),
         f"{_settings([])} {_injected(f'rank {workers - 1} is slow in every step', workers)} {shares}",
