@@ -142,9 +142,10 @@ def _over_ideal(size: int, scene: str, way: str, method: str, batches: int) -> f
     return float(max(took_s for took_s, _ in told) / ideal_s)
 
 
-def timed(report: Report, scene: str, repeats: int, targets: dict[int, float], batches: int = 200) -> None:
+def timed(report: Report, scene: str, repeats: int, targets: dict[int, float], rows: str, batches: int = 200) -> None:
+    every = [("ddp", ""), ("fixed", "default"), *(("shared", name) for name in METHODS)]
     for size, target in targets.items():
-        for way, method in [("ddp", ""), ("fixed", "default"), *(("shared", name) for name in METHODS)]:
+        for way, method in [(way, method) for way, method in every if rows in f"{way} {method}"]:
             figures = [_over_ideal(size, scene, way, method, batches * size) for _ in range(repeats)]
             is_ours = way == "shared"
             report.row(
@@ -469,13 +470,14 @@ def main() -> None:
     parser.add_argument("--only", default="slow,stalls,nobody,loader,loss", help="parts, with commas")
     parser.add_argument("--workers", type=int, default=4, help="of loss")
     parser.add_argument("--data-folder", default="/usr/share/datasets/fashion-mnist", help="Fashion-MNIST's four files")
+    parser.add_argument("--rows", default="", help="of slow, stalls, nobody and loader: rows with these words alone")
     given = parser.parse_args()
     report = Report("shared work: time of the job over the ideal, loss over DDP's", given)
     parts = {
-        "slow": lambda: timed(report, "slow", given.repeats, {2: 1.12, 4: 1.15}),
-        "stalls": lambda: timed(report, "stalls", given.repeats, {2: 1.10, 4: 1.10}),
-        "nobody": lambda: timed(report, "nobody", given.repeats, {2: 1.06, 4: 1.06}),
-        "loader": lambda: timed(report, "loader", given.repeats, {2: 1.2}),
+        "slow": lambda: timed(report, "slow", given.repeats, {2: 1.12, 4: 1.15}, given.rows),
+        "stalls": lambda: timed(report, "stalls", given.repeats, {2: 1.10, 4: 1.10}, given.rows),
+        "nobody": lambda: timed(report, "nobody", given.repeats, {2: 1.06, 4: 1.06}, given.rows),
+        "loader": lambda: timed(report, "loader", given.repeats, {2: 1.2}, given.rows),
         "loss": lambda: loss(report, given.repeats, given.workers, given.data_folder),
         "trainers": lambda: trainers(report, given.repeats, 1.25),
     }

@@ -11,8 +11,8 @@ from offbeat.live.work.share import SharedBatches, _world, share
 from offbeat.method.strategy import Method
 
 SAMPLERS = (RandomSampler, SequentialSampler, DistributedSampler)
-# Steps of these methods wait for nobody. In those of the others the fast ones wait anyway, so there is little to share; and
-# with fixed shares ``allreduce`` has the bits of the trainer's own DDP.
+# Steps of these methods wait for nobody. In those of the others the fast workers wait anyway, so there is little to
+# share; and with fixed shares ``allreduce`` has the bits of the trainer's own DDP.
 ALONE = ("self_clocked", "eager", "msync", "ringmaster", "wagma", "ad_psgd", "decoupled")
 
 

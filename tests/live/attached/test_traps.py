@@ -88,6 +88,7 @@ def wrong_models(rank: int) -> Any:
         "ddp": attempt(lambda: ob.attach(sgd(model), DistributedDataParallel(model))),
         "ddp inside": attempt(lambda: ob.attach(sgd(model), nn.Sequential(DistributedDataParallel(model)))),
     }
+    out["same model"] = warned(lambda: ob.attach(sgd(other), other, patience_s=PATIENCE_S).finish())
     attached.finish()
     out["again"] = attempt(lambda: ob.attach(twice, other, patience_s=PATIENCE_S).finish())
     out["a part"] = warned(lambda: ob.attach(sgd(model), both, patience_s=PATIENCE_S).finish())
@@ -113,6 +114,12 @@ def test_an_optimiser_and_a_model_that_do_not_belong_together_are_refused(told: 
 
 def test_an_optimiser_may_be_attached_again_after_its_run(told: Told) -> None:
     assert [out["again"] for out in told(wrong_models)] == ["", ""]
+
+
+def test_a_model_that_another_run_averages_is_warned_of(told: Told) -> None:
+    for out in told(wrong_models):
+        (words,) = out["same model"]
+        assert "another optimizer is attached to parameters of this model" in words
 
 
 def test_parameters_that_the_optimiser_lacks_are_warned_of_unless_they_are_frozen(told: Told) -> None:

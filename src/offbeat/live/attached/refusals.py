@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from offbeat.basics.version import __version__
 from offbeat.live.attached.flat import Flat
 from offbeat.live.carriers import hosts
+from offbeat.live.transport import elsewhere
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.method.strategy import Method
 
@@ -64,6 +65,12 @@ def _check_parameters(optimizer: torch.optim.Optimizer, model: nn.Module) -> Non
         raise ValueError(
             f"the optimizer has none of the model's {len(learning)} parameters, so a step would leave the model as it "
             "is; build it from the very model that is attached: torch.optim.SGD(model.parameters(), …)"
+        )
+    if elsewhere.holds(learning.values()):
+        warnings.warn(
+            "another optimizer is attached to parameters of this model, and its run has not ended, so both would "
+            "average them; call finish() on it first, or attach each optimizer to its own part of the model",
+            stacklevel=4,
         )
     if left_out:
         some = ", ".join(left_out[:3]) + (f" and {len(left_out) - 3} more" if len(left_out) > 3 else "")

@@ -138,6 +138,12 @@ def attached(name: str, ledger: Ledger, parameters: Iterable[torch.Tensor]) -> N
     _here.ledgers[name] = ledger
 
 
+def holds(parameters: Iterable[torch.Tensor]) -> bool:
+    """Whether an optimiser that is attached has any of these parameters in its model."""
+    held = set[int]().union(*_here.parameters.values())
+    return any(id(parameter) in held for parameter in parameters)
+
+
 def released(name: str) -> None:
     """The optimiser called ``name`` has ended."""
     _here.users.discard(name)
@@ -289,8 +295,7 @@ def _refuse_ours(module: DistributedDataParallel) -> None:
     """An attached model that is called through DDP would be averaged by both."""
     if module in _here.not_ours or not (torch.is_grad_enabled() and module.require_backward_grad_sync):
         return
-    held = set[int]().union(*_here.parameters.values())
-    if any(id(parameter) in held for parameter in module.module.parameters()):
+    if holds(module.module.parameters()):
         raise OffbeatError(
             "the attached model is called through DistributedDataParallel, which averages its gradients too; call the "
             "model itself, and remove the line that wraps it: model = DistributedDataParallel(model, …)"
