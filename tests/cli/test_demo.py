@@ -57,7 +57,7 @@ def test_the_demo_compares_ddp_with_the_five_papers_and_leaves_a_report(tmp_path
     assert [one.record.label for one in chronic.recordings] == [
         "DDP (torch)",
         "allreduce, shared",
-        "self_clocked, fixed shares",
+        "self_clocked, fixed",
         "self_clocked, shared",
     ]
     steps = [
@@ -109,6 +109,8 @@ def test_of_a_shared_supply_a_fast_worker_takes_more_and_the_schedule_is_the_job
     (_, _, run), _ = launched
     assert sum(run.gradients) == 40
     assert run.gradients[0] > 20 > run.gradients[1] > 0
+    times_s = [point.time_s for point in run.trace.series["loss"]]
+    assert times_s == sorted(times_s)
 
 
 @live

@@ -35,7 +35,7 @@ METHODS: tuple[str, ...] = (
     "nonblocking:scale_lr=true",
     "self_clocked",
 )
-FIXED, SHARED = ", fixed shares", ", shared"
+FIXED, SHARED = ", fixed", ", shared"
 CHRONIC: tuple[str, ...] = (f"allreduce{SHARED}", f"self_clocked{FIXED}", f"self_clocked{SHARED}")
 WORKERS, STEPS = 4, 100
 COMPUTE_S, LATE_S = 0.02, 0.1
@@ -118,7 +118,10 @@ def _now_and_then(workers: int) -> Act:
 
 def _always(workers: int) -> Act:
     rows = [(words, named(words.partition(",")[0])) for words in CHRONIC]
-    shares = "Shared: all take from one supply of batches, whoever is free the next; DDP cannot, as all must step."
+    shares = (
+        "Fixed: each worker has its own batches. Shared: all take from one supply of batches, whoever is free the "
+        "next; DDP cannot, as all must step."
+    )
     return Act(
         delays.chronic(workers - 1, LATE_S),
         f"{_settings([])} {_injected(f'rank {workers - 1} is slow in every step', workers)} {shares}",

@@ -17,7 +17,7 @@ from offbeat.runs import talking
 from offbeat.runs.foreign import told
 from offbeat.runs.slowness import judge
 
-WORTH_TELLING = 0.05  # of all workers' time
+WORTH_TELLING = 0.1  # of all workers' time
 
 
 def html(story: Story) -> str:

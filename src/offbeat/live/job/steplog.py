@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
+from statistics import fmean as mean
 from typing import NamedTuple
 
 import torch
@@ -170,15 +172,31 @@ def _meetings(records: Sequence[StepRecord]) -> list[tuple[int, ...]]:
     return list(zip(*sending, strict=False)) if len(records) > 1 else []
 
 
+def mean_losses(records: Sequence[StepRecord]) -> list[float]:
+    """Of each step, over the workers that took so many."""
+    steps = zip_longest(*(record.losses for record in records))
+    return [mean(value for value in losses if value is not None) for losses in steps]
+
+
 def _series(records: Sequence[StepRecord]) -> dict[str, list[Point]]:
-    loss, period, moments, samples = [], [], [], 0
+    period, moments, samples = [], [], 0
     for step in range(max((len(record.entries) for record in records), default=0)):
-        here = [(record.entries[step], record.losses[step]) for record in records if step < len(record.entries)]
-        samples += sum(entry.samples for entry, _ in here)
-        time_s = sum(entry.end_s for entry, _ in here) / len(here)
+        here = [record.entries[step] for record in records if step < len(record.entries)]
+        samples += sum(entry.samples for entry in here)
+        time_s = mean(entry.end_s for entry in here)
         moments.append((time_s, samples))
-        loss.append(Point(time_s, samples, sum(value for _, value in here) / len(here)))
-        if here[0][0].period:
-            period.append(Point(time_s, samples, here[0][0].period))
+        if here[0].period:
+            period.append(Point(time_s, samples, here[0].period))
+    # The loss in the order of time: with shared work the steps of one number lie far apart.
+    all_steps = sorted(
+        (entry.end_s, entry.samples, value)
+        for record in records
+        for entry, value in zip(record.entries, record.losses, strict=True)
+    )
+    loss, samples = [], 0
+    for first in range(0, len(all_steps), len(records)):
+        times_s, counts, values = zip(*all_steps[first : first + len(records)], strict=True)
+        samples += sum(counts)
+        loss.append(Point(mean(times_s), samples, mean(values)))
     spread = [Point(*moments[step], value) for step, value in (records[0].spread if records else ())]
     return {name: points for name, points in (("loss", loss), ("period", period), ("spread", spread)) if points}

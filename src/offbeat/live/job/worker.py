@@ -28,7 +28,7 @@ from offbeat.live.attached.optimizer import Attached
 from offbeat.live.attached.recorder import Recorder
 from offbeat.live.job import ddp
 from offbeat.live.job.ddp import Ddp
-from offbeat.live.job.steplog import Status, StepLog, StepRecord, assemble
+from offbeat.live.job.steplog import Status, StepLog, StepRecord, assemble, mean_losses
 from offbeat.live.work.follow import follow
 from offbeat.live.work.share import share
 from offbeat.method.facts import Facts
@@ -158,7 +158,7 @@ def _train(job: Job, tell: Tell | None, number: int = 0) -> LiveRun | None:
         gradients=tuple(len(record.entries) for record in records),
         wire_bytes=sum(s.wire_bytes for s in parts),
         final=torch.cat([p.detach().cpu().reshape(-1) for p in parameters]),
-        losses=torch.tensor([point.value for point in trace.series.get("loss", ())], dtype=torch.float64),
+        losses=torch.tensor(mean_losses(records), dtype=torch.float64),
         metrics=dict(task.evaluate(model)) if task.evaluate else {},
         trace=trace,
         talking=tuple(s.talking for s in parts if s.talking is not None),
