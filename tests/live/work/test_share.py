@@ -480,6 +480,30 @@ def test_a_schedule_that_follows_ends_with_the_work_on_every_worker(told: Told) 
     assert end == other == [pytest.approx(0.0), 24, 12]
 
 
+@scenario(3)
+def following_in_step(rank: int) -> Any:
+    """The rates and the weights that a worker had at each of its steps."""
+    run, loader = Run("allreduce"), shared()
+    schedule = ob.follow(torch.optim.lr_scheduler.CosineAnnealingLR(run.optimizer.inner, 3 * len(loader)))
+    rates, weights = [], []
+    for _ in range(3):
+        for batch in loader:
+            run.train(batch)
+            schedule.step()
+            rates.append(schedule.get_last_lr()[0])
+            weights.append(run.model.weight.item())
+        run.optimizer.average()
+    run.finish()
+    return rates, weights, 3 * len(loader)
+
+
+def test_workers_that_step_together_have_one_rate_in_every_step(told: Told) -> None:
+    out = told(following_in_step)
+    every = {(rate, weight) for rates, weights, _ in out for rate, weight in zip(rates, weights, strict=True)}
+    assert len(every) <= out[0][2]  # else two workers had different ones in the same step
+    assert len({rate for rate, _ in every}) == len(every)
+
+
 @scenario(2)
 def by_hand(rank: int) -> Any:
     """Rank 1 waits with its first batch until rank 0 is through."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 
@@ -28,11 +30,13 @@ class Others:
         driver: Driver,
         endpoints: Endpoints,
         stepping: Stepping,
+        idled: Callable[[], None],
         island: Island | None = None,
     ) -> None:
+        """``idled`` is called after each step without data."""
         self._flat, self._board, self._transport, self._driver = flat, board, transport, driver
         self._endpoints, self._stepping, self.me = endpoints, stepping, driver.me
-        self._island = island
+        self._idled, self._island = idled, island
 
     # Averages.
 
@@ -113,6 +117,7 @@ class Others:
     def _idle(self) -> None:
         self._driver.turn(Turn.IDLE)
         self._stepping.without_data()
+        self._idled()
 
     def _average_is_due(self) -> bool:
         """Whether one is asked for; where workers wait for each other in their steps, by all who still have data."""

@@ -31,6 +31,8 @@ from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.transport.island import Island
 from offbeat.live.transport.waiter import Waiter
 from offbeat.live.work import share
+from offbeat.live.work.follow import keep_up
+from offbeat.method.effects import Next
 from offbeat.method.replica import Replica
 from offbeat.method.strategy import Strategy
 from offbeat.tensors.vector import Vec
@@ -105,14 +107,14 @@ class Training:
         self._driver = Driver(strategy, self.me, self.transport, self.endpoints, self._recorder.spent, self._island)
         parts = (flat, board, self.transport, self._driver, self.endpoints)
         self.stepping = Stepping(*parts, given.accumulate, self._recorder)
-        self._others = self.endpoints.others = Others(*parts, self.stepping, self._island)
+        self._others = self.endpoints.others = Others(*parts, self.stepping, lambda: keep_up(inner), self._island)
         self._left = state.Left()
         self._everyone = board.members
         self.is_over = self._ended_well = False
         self._handled = id(sys.exc_info()[1])  # the script may have been started from an except clause
         self._inner_steps = refusals.OnlyAttachedSteps(inner)
         elsewhere.attached(board.name, self.stats.ledger, flat.tensors)
-        share.attached(self.name)
+        share.attached(self.name, self._steps_together)
         self.stats.begin()
         atexit.register(self._at_exit)
 
@@ -137,6 +139,12 @@ class Training:
     def name(self) -> str:
         """Of this run, among those of the process."""
         return self._board.name
+
+    def _steps_together(self) -> int | None:
+        asks = self._driver.asks
+        if self.endpoints.has_channel or not isinstance(asks, Next) or len(asks.among or self._everyone) < self.me.size:
+            return None
+        return self.me.t
 
     @property
     def is_sharded(self) -> bool:

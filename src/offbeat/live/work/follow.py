@@ -45,6 +45,17 @@ def follow(scheduler: S, share: Any = None) -> S:
     return scheduler
 
 
+def keep_up(optimizer: Optimizer) -> None:
+    """The worker took a step without data, which its loop does not know of: what follows goes with it."""
+    for scheduler in _followers(optimizer):
+        scheduler.step()
+
+
+def _followers(optimizer: Optimizer) -> list[LRScheduler]:
+    """Made on this inner optimiser, or on the attached one."""
+    return [one for one in list(_followed) if getattr(one.optimizer, "inner", one.optimizer) is optimizer]
+
+
 class OwnRates:
     """Notices a learning rate that goes by this worker's own steps, while those of the others are others."""
 
@@ -66,7 +77,7 @@ class OwnRates:
         share = work.used_by(self._run)
         if share is None or abs(self._steps - (of_the_job := share.steps)) < APART * self._steps:
             return
-        if any(scheduler.optimizer is optimizer for scheduler in list(_followed)):
+        if _followers(optimizer):
             return
         self._changes = -(10**9)
         warnings.warn(

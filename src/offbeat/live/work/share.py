@@ -18,6 +18,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
 import torch
@@ -47,8 +48,16 @@ FRESH_S = 0.05  # and how old an answer to a script that asks for them may be
 _SHUFFLE = 0x5A6E
 _number = itertools.count()
 _shares: weakref.WeakSet[SharedBatches] = weakref.WeakSet()
-_runs: dict[str, set[SharedBatches]] = {}  # the optimisers that are attached, each with what it has taken batches from
+_runs: dict[str, Run] = {}  # the optimisers that are attached
 _rebuilt: weakref.WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = weakref.WeakKeyDictionary()
+
+
+@dataclass
+class Run:
+    """An attached optimiser: what it has taken batches from, and its steps where all workers take them together."""
+
+    steps_together: Callable[[], int | None]
+    shares: set[SharedBatches] = field(default_factory=set)
 
 
 class SharedBatches(Sampler[list[int]]):
@@ -114,10 +123,17 @@ class SharedBatches(Sampler[list[int]]):
 
     @property
     def steps(self) -> float:
-        """How many steps the job has taken: those of all workers, over their number."""
+        """How many steps the job has taken: those of all workers, over their number.
+
+        Where all take each step together it is the number of these, the same on all workers in the same step: a rate
+        that differed would let their replicas drift apart.
+        """
+        for run in _runs.values():
+            if self in run.shares and (together := run.steps_together()) is not None:
+                return together
         self._fresh()
-        supply = self._supply
-        return (self._steps_before + (0 if supply is None else supply.steps_of_all)) / _world()[1]
+        words = self._supply
+        return (self._steps_before + (0 if words is None else words.steps_of_all)) / _world()[1]
 
     def _fresh(self) -> Pass | None:
         if self._pass is not None:
@@ -196,8 +212,8 @@ class SharedBatches(Sampler[list[int]]):
                 "load the same state on all ranks: save it after optimizer.average()",
             )
         self._epoch = number + 1
-        for used in _runs.values():
-            used.add(self)
+        for run in _runs.values():
+            run.shares.add(self)
         self._pass = Pass(self, supply, number, range(self.batches) if left is None else left, by_step)
         supply.begin_epoch(number)
         return self._pass
@@ -659,9 +675,12 @@ def _world() -> tuple[int, int]:
 # What the attached optimisers of this process say. ``run`` is an optimiser's name.
 
 
-def attached(run: str) -> None:
-    """From now on a batch counts when a step is taken with it."""
-    _runs[run] = set()
+def attached(run: str, steps_together: Callable[[], int | None]) -> None:
+    """From now on a batch counts when a step is taken with it.
+
+    ``steps_together``: how many steps all workers have taken, where they take each one together; else None.
+    """
+    _runs[run] = Run(steps_together)
 
 
 def released(run: str) -> None:
@@ -679,7 +698,7 @@ def stepped(run: str, are_heard: bool) -> None:
     """A step was taken; ``are_heard``: so is each backward pass."""
     for share in _shares:
         if share._pass is not None and share._pass.is_open:
-            _runs[run].add(share)
+            _runs[run].shares.add(share)
             share._pass.stepped(are_heard)
 
 
@@ -720,4 +739,4 @@ def used_by(run: str | None = None) -> SharedBatches | None:
 
 
 def _of(run: str) -> list[SharedBatches]:
-    return sorted(_runs.get(run, ()), key=lambda share: share.number)
+    return sorted(_runs[run].shares if run in _runs else (), key=lambda share: share.number)
