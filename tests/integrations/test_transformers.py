@@ -42,16 +42,16 @@ _folders = itertools.count()
 class Small(nn.Module):
     """``slow``: rank 1 stands in a step, in this run; ``fails_at``: it raises in this step."""
 
-    def __init__(self, rank: int, slow: str = "", fails_at: int | None = None) -> None:
+    def __init__(self, rank: int, slow: str = "", fails_at: int | None = None, ahead: int = 6) -> None:
         super().__init__()
         self.net = small()
-        self._rank, self._slow, self._fails_at = rank, slow, fails_at
+        self._rank, self._slow, self._fails_at, self._ahead = rank, slow, fails_at, ahead
         self.steps, self.used = 0, list[int]()
 
     def forward(self, x: Tensor, labels: Tensor, index: Tensor | None = None) -> dict[str, Tensor]:
         if self.training:
             if self._slow:
-                late(self._rank, self.steps, self._slow)
+                late(self._rank, self.steps, self._slow, self._ahead)
             self.steps += 1
             self.used += [] if index is None else index.tolist()
             if self._rank == 1 and self.steps == self._fails_at:
@@ -334,7 +334,8 @@ def test_a_loss_that_is_logged_is_the_mean_of_the_steps_that_a_worker_took(told:
 @scenario(SIZE)
 def resumed_with_shares(rank: int) -> list[int]:
     """What a run uses that goes on from the middle of an epoch, in which one worker was ahead."""
-    folder, first, second = shared_folder() / "resumed share", Small(rank, slow="resumed share"), Small(rank)
+    folder = shared_folder() / "resumed share"
+    first, second = Small(rank, slow="resumed share", ahead=4), Small(rank)
     settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 6, "max_steps": 6}
     trained(first, ob.self_clocked(), folder=folder, **settings)
     dist.barrier()

@@ -41,12 +41,13 @@ def weights(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).clone()
 
 
-def late(rank: int, step: int, run: str = "") -> None:
-    """Rank 1 stands in a step until rank 0 is four steps further: in step they would never come to that.
+def late(rank: int, step: int, run: str = "", ahead: int = 6) -> None:
+    """Rank 1 stands in a step until rank 0 is some steps further: in step they would never come to that.
 
-    ``run``: which of several in one job, each of which has to show it anew.
+    ``run``: which of several in one job, each of which has to show it anew. ``ahead``: the step at which rank 0 is then;
+    of shared work, one of its own batches, as it may or may not take the last ones of a worker that stands.
     """
-    if (rank, step) == (0, 6):
+    if (rank, step) == (0, ahead):
         say(f"rank 0 is ahead {run}")
     if (rank, step) == (1, 2):
         hear(f"rank 0 is ahead {run}", timeout_s=60.0)

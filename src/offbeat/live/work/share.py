@@ -48,12 +48,12 @@ FRESH_S = 0.05  # and how old an answer to a script that asks for them may be
 _SHUFFLE = 0x5A6E
 _number = itertools.count()
 _shares: weakref.WeakSet[SharedBatches] = weakref.WeakSet()
-_runs: dict[str, Run] = {}  # the optimisers that are attached
+_runs: dict[str, RunShares] = {}  # the optimisers that are attached
 _rebuilt: weakref.WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = weakref.WeakKeyDictionary()
 
 
 @dataclass
-class Run:
+class RunShares:
     """An attached optimiser: what it has taken batches from, and its steps where all workers take them together."""
 
     steps_together: Callable[[], int | None]
@@ -680,7 +680,7 @@ def attached(run: str, steps_together: Callable[[], int | None]) -> None:
 
     ``steps_together``: how many steps all workers have taken, where they take each one together; else None.
     """
-    _runs[run] = Run(steps_together)
+    _runs[run] = RunShares(steps_together)
 
 
 def released(run: str) -> None:
