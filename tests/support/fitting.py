@@ -44,8 +44,8 @@ def weights(model: nn.Module) -> Tensor:
 def late(rank: int, step: int, run: str = "", ahead: int = 6) -> None:
     """Rank 1 stands in a step until rank 0 is some steps further: in step they would never come to that.
 
-    ``run``: which of several in one job, each of which has to show it anew. ``ahead``: the step at which rank 0 is then;
-    of shared work, one of its own batches, as it may or may not take the last ones of a worker that stands.
+    ``run``: which of several in one job, each of which has to show it anew. ``ahead``: the step at which rank 0 is
+    then; of shared work, one of its own batches, as it may or may not take the last ones of a worker that stands.
     """
     if (rank, step) == (0, ahead):
         say(f"rank 0 is ahead {run}")
