@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median, median_low
 
-from offbeat.basics.units import format_seconds
+from offbeat.basics.units import format_ranks, format_seconds
 
 MARGIN = 0.2
 MIN_LATE_S = 0.001  # below a millisecond it is the operating system's business
@@ -214,12 +214,7 @@ def _percent(share: float) -> str:
 
 
 def _named(late: Sequence[Late]) -> str:
-    ranks = [str(rank) for rank in sorted(one.rank for one in late)]
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) > 8:
-        return f"{len(ranks)} ranks"
-    return f"ranks {', '.join(ranks[:-1])} and {ranks[-1]}"
+    return format_ranks([one.rank for one in late])
 
 
 def _longest_stretch(steps: Sequence[int]) -> tuple[int, int]:

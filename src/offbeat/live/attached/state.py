@@ -145,9 +145,7 @@ def _plain(value: Any) -> Any:
         return [_plain(v) for v in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(
-        f"a strategy remembers {value!r}, which cannot be saved; use numbers, None, vectors, lists of these"
-    )
+    raise TypeError(f"a method remembers {value!r}, which cannot be saved; use numbers, None, vectors, lists of these")
 
 
 def _live(value: Any, me: Replica) -> Any:
