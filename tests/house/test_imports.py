@@ -50,7 +50,7 @@ READS_ENVIRONMENT = (
     "cli/",
     "live/attached/attach.py",
     "live/transport/hub.py",
-    "live/carriers/hosts.py",
+    "live/transport/hosts.py",
     "live/work/share.py",
     "live/job/",
 )

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 import offbeat as ob
-from offbeat.live.carriers import device
+from offbeat.live.memory import device
 from tests.support import forge
 from tests.support.forge import Job, hear, say
 from tests.support.scenarios import Call, Turns, in_turn, over

@@ -68,6 +68,7 @@ def _run(
 ) -> list[list[Outcome]] | Callable[[], None]:
     outcomes: list[list[Outcome]] = [[] for _ in jobs]
     waiting, running = list(enumerate(jobs)), dict[int, _Running]()
+    host_processes = _HostProcesses(connection)
     while waiting or running:
         while waiting and len(running) < at_once:
             number, job = waiting.pop(0)
@@ -89,6 +90,7 @@ def _run(
                         one.let_go()
                     if held is not None:
                         held.close()
+                    host_processes.are_asked_for_here()
                     return _worker(job, rank, port, place)
                 pids.append(pid)
             running[number] = _Running(job, place, pids, agent, held)
@@ -97,8 +99,77 @@ def _run(
                 outcomes[number] = one.outcomes
                 del running[number]
         if running:
-            select.select([fd for one in running.values() for fd in one.ends.values()], [], [], 0.2)
+            ends = [fd for one in running.values() for fd in one.ends.values()]
+            if host_processes.door in select.select([host_processes.door, *ends], [], [], 0.2)[0]:
+                host_processes.start([fd for one in running.values() for fd in one.ends.values()])
+    host_processes.close()
     return outcomes
+
+
+class _HostProcesses:
+    """The host processes of all jobs, forked where torch has been imported."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._name = connection, f"\0forge-{os.getpid()}-{time.monotonic_ns()}"
+        self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.door.bind(self._name)
+        self.door.listen(64)
+        self._pids: list[int] = []
+
+    def are_asked_for_here(self) -> None:
+        """In a worker: ask for one, instead of starting a Python for it."""
+        from offbeat.live.worker import start
+
+        self.door.close()
+        name = self._name
+
+        def spawn(listener: socket.socket, token: str) -> None:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+                line.connect(name)
+                socket.send_fds(line, [token.encode()], [listener.fileno(), 2])
+                line.recv(1)
+
+        start.spawn = spawn
+
+    def start(self, not_its_own: list[int]) -> None:
+        line, _ = self.door.accept()
+        token, (listener, stderr), _, _ = socket.recv_fds(line, 256, 2)
+        forge, pid = os.getpid(), os.fork()
+        if pid == 0:
+            _die_with(forge)
+            os.setsid()
+            os.dup2(stderr, 2)
+            self._connection.close()
+            for one in (self.door, line):
+                one.close()
+            for descriptor in (*not_its_own, stderr):
+                os.close(descriptor)
+            try:
+                from offbeat.live.host import process
+
+                process.serve(socket.socket(fileno=listener), token.decode())
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(0)
+        for descriptor in (listener, stderr):
+            os.close(descriptor)
+        self._pids = [one for one in [*self._pids, pid] if os.waitpid(one, os.WNOHANG)[0] == 0]
+        line.send(b"!")
+        line.close()
+
+    def close(self) -> None:
+        """They end by themselves, with their workers."""
+        self.door.close()
+        end_s = time.monotonic() + 10
+        while self._pids and time.monotonic() < end_s:
+            self._pids = [one for one in self._pids if os.waitpid(one, os.WNOHANG)[0] == 0]
+            time.sleep(0.002)
+        for pid in self._pids:
+            print(f"the host process {pid} did not end", file=sys.stderr)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def _agent(connection: Connection) -> tuple[int, int]:

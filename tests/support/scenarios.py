@@ -52,18 +52,17 @@ class Turns(Generic[K]):
         return self.told.keys()
 
 
-CARRIERS = ("shm", "pooled", "gloo", "hosts")  # a column of the tables of laws, countings and failures
+CARRIERS = ("shm", "gloo", "hosts")  # a column of the tables of laws, countings and failures
 
 
 def over(rank: int, carrier: str, function: Callable[..., T], *args: Any) -> T:
     """Call ``function`` where vectors go this way; ``"hosts"``: as if every two ranks had a host of their own;
-    ``"pooled"``: through shared memory, as if vectors were long."""
+    ``"long"``: through the host process, as if vectors were long."""
     with pytest.MonkeyPatch.context() as patch:
         if carrier == "hosts":
             patch.setenv("OFFBEAT_HOST", f"host {rank // 2}")
-        elif carrier == "pooled":
-            patch.setattr("offbeat.live.partial.opening.LONG_BYTES", 0)
-            patch.setattr("offbeat.live.partial.opening.SMALL", 0)
+        elif carrier == "long":
+            patch.setattr("offbeat.live.worker.channel_client.LONG_BYTES", 0)
         else:
             patch.setenv("OFFBEAT_CARRIER", carrier)
         return function(rank, *args)

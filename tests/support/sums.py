@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from offbeat.live.carriers.adding import CHUNK
+from offbeat.live.memory.adding import CHUNK
 
 N = 3 * CHUNK + 17
 SHAPES = {

@@ -211,6 +211,12 @@ class Seat:
         return [outcome.value for outcome, _ in self._results.values()]
 
     @property
+    def values(self) -> list[Vec]:
+        """All vectors that may still be asked for here."""
+        shown = [got.value for _, got in self._shown]
+        return [*self.tray.values, *self.untold, *shown, *([] if self._newest is None else [self._newest])]
+
+    @property
     def kept(self) -> int:
         """How many results are kept here."""
         return len(self._results)

@@ -148,6 +148,11 @@ class Tray:
         self.value.put_into(target)
         return target if self._since is None else target.add_(self._since)
 
+    @property
+    def values(self) -> list[Vec]:
+        """All vectors that lie in it."""
+        return [one for one in (self.value, self._since) if one is not None]
+
     def owed(self) -> Vec | None:
         """A copy of the gradients in the tray, as they came."""
         return None if self.value is None else self.value * (1.0 / self.scale)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from offbeat.live.carriers import adding
-from offbeat.live.carriers.hands import ONE, Hands
+from offbeat.live.memory import adding
+from offbeat.live.memory.hands import ONE, Hands
 from offbeat.tensors.vector import Vec
 from tests.support.sums import SHAPES, N, terms_of
 

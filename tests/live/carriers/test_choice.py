@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import offbeat as ob
-from offbeat.live.carriers import hosts
+from offbeat.live.transport import hosts
 from tests.support import forge
 from tests.support.forge import Job
 from tests.support.nets import flat, loss, net, sgd

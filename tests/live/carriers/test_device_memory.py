@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 import offbeat as ob
-from offbeat.live.carriers import device, doors, memory
+from offbeat.live.carriers import doors, memory
+from offbeat.live.memory import device
 from offbeat.live.carriers.memory import DeviceMemory
 from offbeat.live.carriers.sharing import shared
 from tests.support.nets import net, sgd

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import offbeat as ob
-from offbeat.live.carriers import hands as hands_module
-from offbeat.live.carriers.adding import add_in_place, add_up
-from offbeat.live.carriers.hands import LONG, ONE, Hands
+from offbeat.live.memory import hands as hands_module
+from offbeat.live.memory.adding import add_in_place, add_up
+from offbeat.live.memory.hands import LONG, ONE, Hands
 from tests.support.scenarios import Told, scenario
 
 LENGTHS = [0, 1, 15, 16, 17, LONG - 1, 2 * LONG + 5, 4 * LONG, 5 * LONG + 33]

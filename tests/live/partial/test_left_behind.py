@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import offbeat as ob
-from offbeat.live.carriers import adding
+from offbeat.live.memory import adding
 from offbeat.live.partial import summing
 from tests.support import forge
 from tests.support.forge import Job, Outcome, hear, said, say

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 import offbeat as ob
-from offbeat.live.carriers import adding
+from offbeat.live.memory import adding
 from offbeat.live.partial import summing
 from tests.support.forge import hear, said, say
 from tests.support.scenarios import CARRIERS, Call, Turns, in_turn, over

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from offbeat.live.carriers.hands import ONE
+from offbeat.live.memory.hands import ONE
 from offbeat.live.partial.reading import Reader
 from offbeat.live.partial.stacks import READS, SEEN, Home
 from offbeat.live.partial.told import Answer, Delivery

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from offbeat.live.attached.flat import Flat
 from offbeat.live.attached.gradient import FlatGradient
-from offbeat.live.carriers.hands import ONE, Pairs, Pieces
+from offbeat.live.memory.hands import ONE, Pairs, Pieces
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.transport.waiter import Work
 from offbeat.tensors.vector import wide

@@ -13,8 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from offbeat.basics.version import __version__
 from offbeat.live.attached.flat import Flat
-from offbeat.live.carriers import hosts
-from offbeat.live.transport import elsewhere
+from offbeat.live.transport import elsewhere, hosts
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.method.strategy import Method
 

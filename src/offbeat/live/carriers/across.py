@@ -22,12 +22,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from offbeat.live.carriers import hosts
-from offbeat.live.carriers.adding import add_in_place, stretch
 from offbeat.live.carriers.commons import ADDED, LAID, Commons, Laid
-from offbeat.live.carriers.hands import ONE, Hands
 from offbeat.live.carriers.phases import TwoPhases
 from offbeat.live.carriers.sharing import all_have, shared
+from offbeat.live.memory.adding import add_in_place, stretch
+from offbeat.live.memory.hands import ONE, Hands
+from offbeat.live.transport import hosts
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.group import Group
 from offbeat.live.transport.waiter import Waiter, Work

@@ -14,15 +14,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from offbeat.live.carriers import gpus, hosts
+from offbeat.live.carriers import gpus
 from offbeat.live.carriers.across import SUMS, Across, across
 from offbeat.live.carriers.coded import CodedExchanges
 from offbeat.live.carriers.commons import Commons
-from offbeat.live.carriers.hands import ONE, Hands, Pieces
 from offbeat.live.carriers.porter import Porter
 from offbeat.live.carriers.sent import Sent
 from offbeat.live.carriers.sharing import shared
-from offbeat.live.carriers.shelves import Shelves
+from offbeat.live.memory.hands import ONE, Hands, Pieces
+from offbeat.live.transport import hosts
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.group import LONG, Group
 from offbeat.live.transport.waiter import Waiter, Work
@@ -33,7 +33,7 @@ from offbeat.tensors.vector import Vec, wide
 from offbeat.tensors.wire import all_reduce_bytes
 from offbeat.topology.matrix import Mixing
 
-T = TypeVar("T", Shelves, Commons)
+T = TypeVar("T", bound=Commons)
 
 
 class Transport:
@@ -64,21 +64,21 @@ class Transport:
 
     @property
     def hosts(self) -> int:
-        """On how many the ranks are, as far as bytes are concerned: those that do not read each other's memory, since
-        each has a GPU of its own or Gloo is wanted, count as if each had a host of its own."""
-        return self.size if hosts.wanted() == "gloo" else len({(own.home, own.gpus) for own in self._equipment})
+        """On how many the ranks are, as far as bytes are concerned: where Gloo is wanted, each has one of its own."""
+        return self.size if hosts.wanted() == "gloo" else len(set(self.homes))
 
     # Memory that a host's ranks share.
 
-    def shelves(self, name: str, ranks: tuple[int, ...], like: Vec, parameters: int) -> Shelves | None:
-        """For these ranks, who all ask for them now; None where that is not to be had, or not wanted."""
-        name = self._board.numbered(name, ranks)
-        return self._shared(
-            name,
-            ranks,
-            like.parts,
-            lambda: Shelves(name, ranks, like, parameters, self._board, self.waiter, self._hands),
-        )
+    @property
+    def are_on_one_host(self) -> bool:
+        """Whether all ranks have one host process between them."""
+        return len(set(self.homes)) == 1 and hosts.wanted() in (None, "shm", "ipc")
+
+    def common_gpu(self, tensors: Sequence[Tensor]) -> str:
+        """The only GPU on which vectors lie that look like these, on all ranks; "": there is no such GPU."""
+        gpus = {gpu for own in self._equipment for gpu in own.gpus}
+        alone = all(t.is_cuda for t in tensors) and len({t.device for t in tensors}) == 1 and len(gpus) == 1
+        return next(iter(gpus)) if alone and hosts.wanted() in (None, "ipc") and not hosts.gpu_each() else ""
 
     def commons(self, ranks: tuple[int, ...], tensors: Sequence[Tensor]) -> Commons | None:
         """Of these ranks, for tensors that lie where these do. All of them ask for it when one does.

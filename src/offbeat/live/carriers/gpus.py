@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 import torch
 import torch.distributed as dist
 
-from offbeat.live.carriers import hosts
+from offbeat.live.transport import hosts
 from offbeat.live.transport.board import Board
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat.live.carriers import doors
-from offbeat.live.carriers.device import HANDLE_BYTES, Allocation, StreamWords
+from offbeat.live.memory.device import HANDLE_BYTES, Allocation, StreamWords
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.waiter import Waiter
 

@@ -14,13 +14,13 @@ from offbeat.live.partial.blocks import BlockSums
 from offbeat.live.partial.leaders import Leader
 from offbeat.live.partial.opening import AtChannel, Opening
 from offbeat.live.partial.pairs import SharedWeights, Visit
-from offbeat.live.partial.taker import Taker, Twin
-from offbeat.live.partial.visitor import Meeting, Visitor
 from offbeat.live.transport import elsewhere
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.transport.group import Group
 from offbeat.live.transport.island import Island
+from offbeat.live.worker.channel_client import ChannelClient, Twin
+from offbeat.live.worker.weights_client import Meeting, WeightsClient
 from offbeat.method.effects import (
     Add,
     Begin,
@@ -86,7 +86,7 @@ class Endpoints:
         self._channel: Channel | None = None
         self._clerk: AtChannel | None = None
         self.step_over: Callable[[], None] | None = None  # called whenever the worker goes back to its own loop
-        self._pairs: SharedWeights | Visitor | None = None
+        self._pairs: SharedWeights | WeightsClient | None = None
         self._bell: Bell | None = None
         self._island = island
         self._sums: BlockSums | None = None
@@ -111,11 +111,11 @@ class Endpoints:
         return 1 if self._channel is None else self._channel.per_node
 
     @property
-    def _ends(self) -> tuple[AtChannel | None, SharedWeights | Visitor | None, Bell | None]:
+    def _ends(self) -> tuple[AtChannel | None, SharedWeights | WeightsClient | None, Bell | None]:
         return self._clerk, self._pairs, self._bell
 
     @property
-    def pairs(self) -> SharedWeights | Visitor:
+    def pairs(self) -> SharedWeights | WeightsClient:
         if self._pairs is None:
             raise OffbeatError("the method meets a peer before it has shared its weights; await Share(me.x) first")
         return self._pairs
@@ -160,6 +160,7 @@ class Endpoints:
                 return self._at(effect.channel).rest(effect.x)
             case Share():
                 self.share(effect, me)
+                self.step_over = self._told_of_steps()
                 return None
             case Begin(Meet(peer)):
                 return self.pairs.meet(peer)
@@ -195,8 +196,8 @@ class Endpoints:
 
     def _told_of_steps(self) -> Callable[[], None] | None:
         """Those who are to hear that a step is over, as one call."""
-        clerks = [end._clerk for end in (self, *self._beside.values())]
-        found = [clerk.step_over for clerk in clerks if isinstance(clerk, Taker | Leader)]
+        ends = [one for end in (self, *self._beside.values()) for one in (end._clerk, end._pairs)]
+        found = [one.step_over for one in ends if isinstance(one, ChannelClient | WeightsClient | Leader)]
         calls = [call for call in found if call is not None]
         if len(calls) < 2:
             return next(iter(calls), None)
@@ -258,7 +259,7 @@ class Endpoints:
         if self._bell is None:
             size = self._board.size
             self._refuse_if_open()
-            (connection,) = self._opening.lines.meet(lambda: Rings(size), Nodes(size), 1, None)
+            connection = self._opening.lines.meet(lambda: Rings(size), Nodes(size))
             self._bell = Bell(connection, self._board, self._patience_s)
         return self._bell
 

@@ -16,9 +16,9 @@ from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.carriers.passing import passing
 from offbeat.live.partial.alone import Alone
 from offbeat.live.partial.clerk import Apply, Clerk
-from offbeat.live.partial.taker import Taker
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.waiter import Waiter
+from offbeat.live.worker.channel_client import ChannelClient
 from offbeat.method.effects import Channel, Got
 from offbeat.tensors.vector import Vec, wide
 from offbeat.topology.hierarchy import Nodes
@@ -80,7 +80,7 @@ class Inside:
 class Leader:
     """The first rank of a node: a clerk's worker, who tells the others."""
 
-    def __init__(self, clerk: Clerk | Taker | Alone, inside: Inside) -> None:
+    def __init__(self, clerk: Clerk | ChannelClient | Alone, inside: Inside) -> None:
         self._clerk, self._inside = clerk, inside
 
     def offer(self, x: Vec, step: int) -> list[Got]:
@@ -91,7 +91,7 @@ class Leader:
     @property
     def step_over(self) -> Callable[[], None] | None:
         """What is to be called when its worker goes back to its own loop. (What the others were told, they have.)"""
-        return self._clerk.step_over if isinstance(self._clerk, Taker) else None
+        return self._clerk.step_over if isinstance(self._clerk, ChannelClient) else None
 
     def through(self, step: int) -> bool:
         found = self._clerk.through(step)

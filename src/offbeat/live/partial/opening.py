@@ -8,42 +8,44 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from typing import Any
 
+import torch
+
 from offbeat.live.carriers.exchanges import Transport
-from offbeat.live.carriers.shelves import Shelves
+from offbeat.live.host import messages as say
+from offbeat.live.host.channel_server import settings_of
 from offbeat.live.partial.alone import Alone
-from offbeat.live.partial.apart import plan_of_channel
 from offbeat.live.partial.blocks import BlockSums
 from offbeat.live.partial.clerk import Clerk
 from offbeat.live.partial.coordinator import Coordinator
-from offbeat.live.partial.desk import Desk
 from offbeat.live.partial.following import FollowingClerk, FollowingWeights
 from offbeat.live.partial.leaders import Follower, Inside, Leader
 from offbeat.live.partial.lines import Lines
-from offbeat.live.partial.meetings import Meetings
 from offbeat.live.partial.pairs import SharedWeights, Visits
-from offbeat.live.partial.stacks import Slots
-from offbeat.live.partial.summing import DEVICE_BYTES_S, GRACE_S, SLOW_BYTES_S
-from offbeat.live.partial.taker import Taker, Twin
 from offbeat.live.partial.telling import Telling, ToTheOthers
-from offbeat.live.partial.visitor import Visitor
 from offbeat.live.transport.board import Board
+from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.transport.hub import Handler
 from offbeat.live.transport.island import Island
 from offbeat.live.transport.waiter import Waiter
+from offbeat.live.worker.channel_client import ChannelClient, Twin
+from offbeat.live.worker.line import Line, join, leave
+from offbeat.live.worker.slots import slots_for
+from offbeat.live.worker.weights_client import WeightsClient
 from offbeat.method.effects import Channel, Open, Share
 from offbeat.method.replica import Replica
 from offbeat.rounds.referee import Referee
 from offbeat.rounds.seat import Event
+from offbeat.rounds.waiting import AtLeast, First, Majority, Wait
 from offbeat.runs.trace import Trace
-from offbeat.tensors.vector import Vec
+from offbeat.tensors.vector import Vec, wide
 from offbeat.topology.hierarchy import Nodes
 
-LONG_BYTES = 1 << 24  # of a vector: from here on memory counts more than a question to the hub
-SMALL = 1 << 16  # numbers: so few that each worker adds them up itself, instead of waiting for another's part
+MOST_ROUNDS = 4096  # of a schedule that is told as a whole, since it begins again
 
-AtChannel = Clerk | Taker | Alone | Leader | Follower
+AtChannel = Clerk | ChannelClient | Alone | Leader | Follower
 
 
 class Opening:
@@ -66,6 +68,7 @@ class Opening:
         self._twin = twin
         self._board, self._transport, self._patience_s = board, transport, patience_s
         self._log, self._island, self._trace = log, island, trace
+        self._line: Line | None = None
         self.lines = Lines(board, transport.waiter)
         inside = None if island is None else island.inside.section(section) if section else island.inside
         self._inside = None if island is None or inside is None else Lines(inside, island.waiter)
@@ -87,13 +90,9 @@ class Opening:
         if nodes.count == 1:
             alone = Alone(channel, x, nodes, self._trace, me.seed, me.t, first_round, self._log)
             return Leader(alone, inside) if inside is not None else alone, None
-        leaders = tuple(nodes.leader(n) for n in range(nodes.count))
-        shelves = None
-        if channel.codec is None and self._island is None:
-            shelves = self._transport.shelves(f"rounds/{channel.name}", leaders, like, parameters)
-        if shelves is not None:
-            taker = self._take_seat(channel, x, me, nodes, shelves, first_round)
-            return Leader(taker, inside) if inside is not None else taker, None
+        if channel.codec is None and self._island is None and self._transport.are_on_one_host:
+            client = self._at_host_process(channel, x, me, nodes, first_round)
+            return Leader(client, inside) if inside is not None else client, None
         referee = Referee(channel.rules, nodes.count, me.seed, first_round)
         connection, telling = self._meet_as_island(lambda: Coordinator(referee), nodes)
         waiter = Waiter(self._board, self._patience_s)
@@ -125,64 +124,73 @@ class Opening:
     def _meet_as_island(self, handler: Callable[[], Handler], nodes: Nodes) -> tuple[socket.socket, Telling | None]:
         """This rank's line to the hub, where its leader says what to do; the leader has one to the others' leaders."""
         if self._island is None or self._inside is None or self._island.inside.size == 1:
-            return self.lines.meet(handler, nodes, 1, None)[0], None
+            return self.lines.meet(handler, nodes), None
         board = self._island.inside
-        (inside,) = self._inside.meet(lambda: ToTheOthers(board.size), Nodes(board.size), 1, None)
+        inside = self._inside.meet(lambda: ToTheOthers(board.size), Nodes(board.size))
         if not self._island.leads:
             return inside, None
         telling = Telling(inside, board, self._patience_s, self._log)
-        return self.lines.meet(handler, nodes, 1, None)[0], telling
+        return self.lines.meet(handler, nodes), telling
 
-    def _take_seat(
-        self, channel: Channel, x: Vec | None, me: Replica, nodes: Nodes, shelves: Shelves, first_round: int
-    ) -> Taker:
-        """Where vectors lie in memory that all can read, the seats are kept at the hub."""
+    def _at_host_process(self, channel: Channel, x: Vec | None, me: Replica, nodes: Nodes, first: int) -> ChannelClient:
+        """Where all workers are on one host, its host process keeps their seats."""
         like = channel.looks(me.x)
-        # Of a gradient that is dropped its worker hears later: until then it would count a slot as its own that
-        # another writes to.
-        pooled = like.nbytes >= LONG_BYTES and channel.rules.absent in ("carry", "last", "shared")
-        rate = DEVICE_BYTES_S if shelves.on_device else SLOW_BYTES_S
-        slots = {**self._slots(nodes.count, like, shelves), "pooled": pooled, "grace_s": GRACE_S + like.nbytes / rate}
-        plan = plan_of_channel(channel, nodes.count, nodes.per_node, me.seed, first_round)
-        line, questions = self.lines.meet(
-            lambda: Desk(channel.rules, channel.whom, nodes, me.seed, first_round, Slots(**slots)),
-            nodes,
-            2,
-            None if plan is None else {**plan, "slots": slots},
-        )
-        return Taker(
+        parameters = 0 if channel.rules.of_weights or channel.like is not None else me.parameters
+        twin = self._twin if channel.rules.spares and nodes.per_node == 1 else None  # else the leader's alone would do
+        plan = {**_plan_of(channel, nodes, me.seed, first), **self._memory_of(like, parameters)}
+        key, line = f"{self._board.name}/{channel.name}", self._joined()
+        word = line.join(key)
+        slots = slots_for(line, like, _kinds(like), parameters, bool(plan["gpu"]), word)
+        client = ChannelClient(
+            key,
+            line,
+            word,
+            slots,
             channel,
-            x,
-            shelves,
-            (line, questions),
             nodes,
             self._board,
             self._trace,
             like.nbytes,
-            me.t,
-            first_round,
+            first,
             self._patience_s,
             self._log,
-            # In a node the leader's alone would be taken over.
-            self._twin if channel.rules.spares and nodes.per_node == 1 else None,
-            pooled,
+            twin,
         )
+        rank = nodes.of(self._board.rank)
+        client.begin(say.Open(key, rank, plan, me.t, self._log is not None, twin is not None, word), x)
+        return client
 
-    def _slots(self, size: int, x: Vec, shelves: Shelves) -> dict[str, Any]:
-        on_device = shelves.on_device
-        return {"size": size, "slots": shelves.slots, "small": x.numel <= SMALL, "shares": not on_device}
+    def _memory_of(self, like: Vec, parameters: int) -> dict[str, Any]:
+        """What the host process must know of the vectors; ``gpu``: where its memory for them lies, if not on the host."""
+        kinds = [(str(dtype).removeprefix("torch."), n) for dtype, n in _kinds(like)]
+        gpu = self._transport.common_gpu(like.parts)
+        self._transport.carriers.add("ipc" if gpu else "shm")
+        return {"run": self._board.name, "kinds": kinds, "parameters": parameters, "gpu": gpu}
 
-    def weights(self, effect: Share, me: Replica) -> SharedWeights | Visitor:
-        """Weights that others may average with; the hub only passes visits on."""
+    def _joined(self) -> Line:
+        if self._line is None:
+            look = lambda: self._board.check("the host process")  # noqa: E731
+            self._line = join(self._board.name, self._board.of_job, self._board.rank, self._patience_s, look)
+        return self._line
+
+    def _part(self) -> None:
+        if self._line is not None:
+            leave(self._board.name, self._line)
+            self._line = None
+
+    def weights(self, effect: Share, me: Replica) -> SharedWeights | WeightsClient:
+        """Weights that others may average with."""
         everyone = Nodes(me.size)
-        shelves = None
-        if self._island is None:
-            shelves = self._transport.shelves("pairs", tuple(range(me.size)), effect.x, 0)
-        if shelves is not None:
-            slots = self._slots(me.size, effect.x, shelves)
-            plan = {"what": "meetings", "size": me.size, "slots": slots}
-            (line,) = self.lines.meet(lambda: Meetings(me.size, Slots(**slots)), everyone, 1, plan)
-            return Visitor(effect.x, shelves, line, self._board, self._trace, self._patience_s, self._log)
+        if self._island is None and self._transport.are_on_one_host:
+            key, line = f"{self._board.name}/weights", self._joined()
+            plan = {"what": "weights", "size": me.size, **self._memory_of(effect.x, 0)}
+            word = line.join(key)
+            slots = slots_for(line, effect.x, _kinds(effect.x), 0, bool(plan["gpu"]), word)
+            client = WeightsClient(
+                key, line, word, slots, self._board, self._trace, effect.x.nbytes, self._patience_s, self._log
+            )
+            client.begin(say.Open(key, me.rank, plan, me.t, self._log is not None, False, word), effect.x)
+            return client
         connection, telling = self._meet_as_island(lambda: Visits(me.size), everyone)
         return (SharedWeights if self._leads else FollowingWeights)(
             effect.x,
@@ -198,11 +206,13 @@ class Opening:
 
     def close(self) -> None:
         """All ranks are through, and those who had a line have closed it."""
+        self._part()
         for lines in self._all_lines:
             lines.close(self._patience_s)
 
     def abandon(self) -> None:
         """Leave without waiting for anybody."""
+        self._part()
         for lines in self._all_lines:
             lines.abandon()
 
@@ -214,3 +224,39 @@ class Opening:
     @property
     def _all_lines(self) -> list[Lines]:
         return [self.lines] if self._inside is None else [self.lines, self._inside]
+
+
+def _kinds(like: Vec) -> list[tuple[torch.dtype, int]]:
+    return [(wide(p.dtype), p.numel()) for p in like.parts]
+
+
+def _plan_of(channel: Channel, nodes: Nodes, seed: int, first_round: int) -> dict[str, Any]:
+    """How the rounds of a channel go, in plain values."""
+    period: int | None = getattr(channel.whom, "period", None)
+    period = None if period is None or period > MOST_ROUNDS else period
+    workers, rounds = range(nodes.count), [channel.whom(version) for version in range(period or 0)]
+    return {
+        "what": "channel",
+        "rules": [_said(channel.rules.wait), *settings_of(channel.rules)],
+        "nodes": [nodes.size, nodes.per_node],
+        "seed": seed,
+        "first_round": first_round,
+        "period": period,
+        "rounds": [[None if (b := one.block(w)) is None else list(b) for w in workers] for one in rounds],
+    }
+
+
+def _said(wait: Wait) -> Any:
+    """A rule as it is told to the host process: by its name, or where it can be imported from."""
+    if type(wait) is AtLeast:
+        return wait.quorum
+    if type(wait) in (First, Majority):
+        return wait.name
+    kind = type(wait)
+    settings = {one.name: getattr(wait, one.name) for one in fields(wait)} if is_dataclass(wait) else vars(wait)
+    if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
+        raise OffbeatError(
+            f"the host process decides when a round starts, and cannot import {kind.__qualname__} from "
+            f"{kind.__module__}; put the class into a module of its own"
+        )
+    return {"module": kind.__module__, "name": kind.__qualname__, "settings": settings}

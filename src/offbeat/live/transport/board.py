@@ -36,7 +36,7 @@ class Board:
     """Facts of one attached optimiser, and the line to those who post them."""
 
     def __init__(self, store: Store, prefix: str, rank: int, size: int, members: tuple[int, ...] = ()) -> None:
-        self._store = PrefixStore(prefix, store)
+        self.of_job, self._store = store, PrefixStore(prefix, store)
         self.name, self.rank, self.size = prefix, rank, size
         self.members = members or tuple(range(size))  # what the script calls those whom we number from 0
         self.beside: Board | None = None  # of the same run: who fails there is missing here as well

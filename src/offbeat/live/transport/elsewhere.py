@@ -66,16 +66,25 @@ class _Here:
         self.seen: dict[str, int] = {}  # a channel → results that have come; its clerk's thread alone writes it
         self.wanted: dict[str, int] = {}  # a channel → how many are waited for; the worker's thread alone writes it
         self.watchers: dict[str, Callable[[], None]] = {}
+        self.pages: dict[str, Callable[[dict[str, Any]], None]] = {}  # where the state of now is shown, at every change
         self.ledgers: dict[str, Ledger] = {}  # an optimiser → where the time in such calls went
         self.parameters: dict[str, set[int]] = {}  # an optimiser → its model's parameters, by their ids
         self.not_ours: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()  # models found to have none of them
         self.undo: list[Callable[[], None]] = []
 
     def changed(self) -> None:
+        if self.pages:
+            with _telling:
+                for show in list(self.pages.values()):
+                    show(self.state())
         if self.watchers:
             with _telling:
                 for tell in list(self.watchers.values()):
                     tell()
+
+    def state(self) -> dict[str, Any]:
+        waits = list(dict.fromkeys(name for name, _, _ in self.waits))
+        return {"inside": self.depth > 0 or self.in_ddp, "waits": waits, "met": self.met}
 
 
 _here = _Here()
@@ -119,6 +128,15 @@ def watch(name: str, tell: Callable[[], None] | None) -> None:
         if tell is not None and name in _here.users:  # else the question came too late: the run has ended
             _here.watchers[name] = tell
             tell()
+
+
+def shown(name: str, show: Callable[[dict[str, Any]], None] | None) -> None:
+    """Call ``show`` with the state of now, and after every change from now on; None: no longer."""
+    with _telling:
+        _here.pages.pop(name, None)
+        if show is not None:
+            _here.pages[name] = show
+            show(_here.state())
 
 
 # What is noted.
@@ -171,6 +189,8 @@ def stepping() -> None:
 def count(name: str, ranks: tuple[int, ...]) -> None:
     """One more meeting of this name is entered; so do all of ``ranks``, each as often."""
     _here.met[name] = _here.met.get(name, (0, ()))[0] + 1, ranks
+    if _here.pages:
+        _here.changed()
 
 
 @contextmanager
@@ -253,7 +273,7 @@ def _noticed(method: Any, key: Callable[[Any], str] | None) -> Any:
             known = here.met.get(name)
             here.met[name] = (known[0] + 1, known[1]) if known else (1, _ranks(owner))
         here.depth += 1
-        if here.watchers:
+        if here.watchers or here.pages:
             here.changed()
         start_s = time.perf_counter()
         try:
@@ -261,7 +281,7 @@ def _noticed(method: Any, key: Callable[[Any], str] | None) -> Any:
         finally:
             took_s = time.perf_counter() - start_s
             here.depth -= 1
-            if here.watchers:
+            if here.watchers or here.pages:
                 here.changed()
             # Inside another one it is part of a call that is noted; and most waits are for what is there already.
             if not here.depth and (key is not None or took_s > SHORT_S):

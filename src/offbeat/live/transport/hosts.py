@@ -44,3 +44,13 @@ def wanted() -> Carrier | None:
     if asked in get_args(Carrier):
         return cast(Carrier, asked)
     raise ValueError(f"{VARIABLE}={asked!r} is no carrier; use gloo, shm or ipc, or leave it out")
+
+
+def restart() -> str:
+    """Which start of the job this is: a host process of the one before is not to be met."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+
+
+def gpu_each() -> bool:
+    """Whether ranks that share a GPU are to behave as if each had one of its own."""
+    return os.environ.get("OFFBEAT_GPUS", "") == "each"

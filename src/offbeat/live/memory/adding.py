@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from offbeat.live.carriers.hands import ONE, Hands
-from offbeat.live.carriers.kernels import Term, add_in_one_pass
+from offbeat.live.memory.hands import ONE, Hands
+from offbeat.live.memory.kernels import Term, add_in_one_pass
 from offbeat.tensors.vector import Used, Vec, Way, no_grad
 
 CHUNK = 1 << 17  # numbers: out and one term stay inside a core's second cache, and calls are few

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.live.carriers.device import call_driver
+from offbeat.live.memory.device import call_driver
 
 MOST = 12  # terms of a sum: all are read before the first is added, and registers are few
 THREADS = 256

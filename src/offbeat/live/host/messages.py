@@ -1,0 +1,292 @@
+"""Everything that a worker and its host process say to each other.
+
+A message is a tuple of plain values. On the line it is its length, its kind and the values as JSON: nothing of a
+stranger's is ever run, and a message that is too long, or does not have the values of its kind, ends the connection it
+came by and no other. Lengths are looked at before memory is taken.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+HEAD = struct.Struct("<IB")
+LONGEST = 1 << 26  # bytes of a message
+LONGEST_HELLO = 1 << 10  # until its sender has shown the job's token
+
+Ref = tuple[int, float]  # a slot, and what it counts
+
+
+class Malformed(ValueError):
+    """What came is no message of ours."""
+
+
+# From a worker.
+
+
+class Hello(NamedTuple):
+    """The first message. ``page``: which page of the arena is this worker's; −1: the host process chooses."""
+
+    token: str
+    rank: int
+
+
+class Open(NamedTuple):
+    """A worker comes to a channel, or to shared weights. What all of them must agree on is in ``plan``."""
+
+    key: str
+    worker: int
+    plan: dict[str, Any]
+    first_step: int
+    logs: bool
+    spares: bool
+    word: int  # of its page, that streams of its GPU write
+
+
+class First(NamedTuple):
+    """What answers for the worker until its first step lies in ``slot``; −1: nothing does."""
+
+    key: str
+    slot: int
+
+
+class Submit(NamedTuple):
+    """The work of a step lies in ``slot``.
+
+    ``taken``: how many of the results that the worker was told of it has taken before, and goes on with; −1: it waits
+    for this round. ``released``: of the answers up to this one nothing is read any more. ``due``: all of this is so
+    when the worker's word has come to that number.
+    """
+
+    key: str
+    slot: int
+    step: int
+    taken: int
+    released: int
+    due: int
+
+
+class Release(NamedTuple):
+    """Of the answers up to this one nothing is read any more."""
+
+    key: str
+    released: int
+    due: int
+
+
+class Renew(NamedTuple):
+    """Without a step to take, what lies in ``slot`` answers for the worker from now on."""
+
+    key: str
+    slot: int
+    due: int
+
+
+class Next(NamedTuple):
+    """The next result, for a worker without a step to take."""
+
+    key: str
+    released: int
+    due: int
+
+
+class Nothing(NamedTuple):
+    """The worker waits for results no longer."""
+
+    key: str
+
+
+class Newest(NamedTuple):
+    """What there is beyond what the worker was told of."""
+
+    key: str
+
+
+class Finished(NamedTuple):
+    """The worker has no data left."""
+
+    key: str
+
+
+class Stands(NamedTuple):
+    """The worker takes no step until it is back."""
+
+    key: str
+
+
+class Back(NamedTuple):
+    """All stand; the worker will take steps again."""
+
+    key: str
+
+
+class CatchUp(NamedTuple):
+    """All results of the rounds that have started: so many."""
+
+    key: str
+    results: int
+    released: int
+    due: int
+
+
+class Owed(NamedTuple):
+    """What lies in the worker's tray, or what its shared weights are."""
+
+    key: str
+
+
+class Spare(NamedTuple):
+    """The worker's replica after ``upto`` results lies in the first ``vectors`` of the slots it was given for that."""
+
+    key: str
+    upto: int
+    vectors: int
+    said: Any
+    due: int
+
+
+class Schedule(NamedTuple):
+    """Who averages with whom, from round ``first`` on: of each round the block of each worker."""
+
+    key: str
+    first: int
+    rounds: list[list[list[int] | None]]
+
+
+class Meet(NamedTuple):
+    """The worker's shared weights and those of ``peer`` become the mean of the two."""
+
+    key: str
+    peer: int
+
+
+class Add(NamedTuple):
+    """The step in ``slot`` is added to the worker's shared weights."""
+
+    key: str
+    slot: int
+    released: int
+    due: int
+
+
+class Shift(NamedTuple):
+    """The difference in ``slot`` is."""
+
+    key: str
+    slot: int
+    due: int
+
+
+class Close(NamedTuple):
+    """The worker leaves a channel, or shared weights."""
+
+    key: str
+
+
+# From the host process.
+
+
+class Welcome(NamedTuple):
+    """The arena's descriptor comes with it. ``page``: where in the arena the worker's page begins."""
+
+    arena_bytes: int
+    page: int
+    pid: int
+
+
+class Answer(NamedTuple):
+    """What a worker hears at a channel.
+
+    ``number`` counts the answers. ``results``: how many rounds are over. ``given``: vectors, each as the slots that are
+    to be added up and what is said of it. ``grants``: slots that the worker may write to. ``handles``: of slots on a
+    GPU that it has not heard of, what they are opened by.
+    """
+
+    key: str
+    number: int
+    how: str
+    about: Any
+    results: int
+    lost: list[int]
+    given: list[tuple[list[Ref], Any]]
+    grants: list[int]
+    handles: dict[str, str]
+    news: list[Any]
+    events: list[tuple[str, int]]
+
+
+class Refused(NamedTuple):
+    """The host process cannot do what was asked; ``words`` say why."""
+
+    key: str
+    words: str
+
+
+KINDS: tuple[type[Any], ...] = (
+    Hello,
+    Open,
+    First,
+    Submit,
+    Release,
+    Renew,
+    Next,
+    Nothing,
+    Newest,
+    Finished,
+    Stands,
+    Back,
+    CatchUp,
+    Owed,
+    Spare,
+    Schedule,
+    Meet,
+    Add,
+    Shift,
+    Close,
+    Welcome,
+    Answer,
+    Refused,
+)
+_NUMBER = {kind: number for number, kind in enumerate(KINDS)}
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def packed(message: Any) -> bytes:
+    """A message as it goes over the line."""
+    body = _encode(message).encode()
+    if len(body) > LONGEST:
+        raise ValueError(f"a {type(message).__name__} of {len(body)} bytes is longer than {LONGEST}")
+    return HEAD.pack(len(body), _NUMBER[type(message)]) + body
+
+
+class Inbox:
+    """Bytes as they come, in whatever pieces, and the messages in them."""
+
+    def __init__(self, longest: int = LONGEST) -> None:
+        self._bytes, self.longest = bytearray(), longest
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """More has come. The messages that are whole now."""
+        self._bytes += data
+        while len(self._bytes) >= HEAD.size:
+            length, kind = HEAD.unpack_from(self._bytes)
+            if length > self.longest or kind >= len(KINDS):
+                raise Malformed(f"a message of kind {kind} and {length} bytes")
+            end = HEAD.size + length
+            if len(self._bytes) < end:
+                return
+            body = bytes(self._bytes[HEAD.size : end])
+            del self._bytes[:end]
+            yield _read(KINDS[kind], body)
+
+
+def _read(kind: type[Any], body: bytes) -> Any:
+    try:
+        values = json.loads(body)
+        if isinstance(values, list) and len(values) == len(kind._fields):
+            return kind(*values)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"a {kind.__name__} that cannot be read: {error}") from error
+    raise Malformed(f"a {kind.__name__} with other values than {', '.join(kind._fields)}")

@@ -1,0 +1,344 @@
+"""The host process itself: one loop that hears all workers of a host, and a server for each of their channels.
+
+Nothing here waits for one worker. What comes in pieces is put together as it comes; what does not fit into a worker's
+connection is kept for it. A worker has left when its connection closes or its process ends, whichever is heard first: a
+data loader that it has forked may hold the connection open.
+
+Until a connection has shown the job's token it may be anybody's: who says nothing, or something else, delays nobody.
+When the last worker has gone the process ends, and with it everything that it owned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import selectors
+import socket
+import struct
+import sys
+import time
+from typing import Any
+
+import torch
+
+from offbeat.live.host import messages as say
+from offbeat.live.host.adders import Adders
+from offbeat.live.host.books import Books
+from offbeat.live.host.channel_server import ChannelServer
+from offbeat.live.host.messages import Inbox, Malformed, packed
+from offbeat.live.host.weights_server import WeightsServer
+from offbeat.live.memory.arena import PAGE_BYTES, PAGES, WORDS_AT, Arena, DeviceSlots, SlotMemory
+from offbeat.rounds.held import Elsewhere
+
+MOST_STRANGERS = 128  # that have not said who they are; the oldest must go
+FIRST_S = 120.0  # for the first worker to come
+GPU_LOOK_S = 0.0002  # how often words and streams of GPUs are looked at, while something is awaited there
+READ_BYTES = 1 << 18
+SWITCH_S = 0.0002  # how soon an adder lets go of the interpreter that the loop wants
+_USER = struct.Struct("3i")
+
+Server = ChannelServer | WeightsServer
+
+
+class Connection:
+    """One worker's, or a stranger's."""
+
+    def __init__(self, line: socket.socket, pages: list[int]) -> None:
+        self.line, self._pages = line, pages
+        self.inbox = Inbox(say.LONGEST_HELLO)
+        self.out = bytearray()
+        self.rank, self.page, self.pidfd = -1, -1, -1
+        self.workers: dict[str, int] = {}  # its number at each channel that it has come to
+        self.words: dict[str, int] = {}  # which of its words belongs to that channel
+        self.held: list[Any] = []  # messages that wait for a word, and those behind them
+        self.is_known = False
+
+    def send(self, message: Any) -> None:
+        self.out += packed(message)
+
+    def flush(self) -> bool:
+        """As much as the connection takes now. Whether something is left."""
+        with contextlib.suppress(OSError):  # it is full, or its worker is gone, which is heard otherwise
+            while self.out:
+                sent = self.line.send(self.out, socket.MSG_DONTWAIT)
+                del self.out[:sent]
+        return bool(self.out)
+
+    def close(self) -> None:
+        self.line.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+        if self.page >= 0:
+            self._pages.append(self.page)
+
+
+class Host:
+    """Serves the workers that come to ``listener`` with the job's token, until the last has gone."""
+
+    def __init__(self, listener: socket.socket, token: str) -> None:
+        self._listener, self._token = listener, token
+        self._arena = Arena()
+        self._pages = [PAGE_BYTES * k for k in reversed(range(PAGES))]
+        self._ear, self._mouth = socket.socketpair()
+        self._ear.setblocking(False)
+        self._adders = Adders(self._wake)
+        self._connections: list[Connection] = []
+        self._servers: dict[str, Server] = {}
+        self._selector = selectors.DefaultSelector()
+        self._had_workers = False
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._mouth.send(b"!", socket.MSG_DONTWAIT)
+
+    # The loop.
+
+    def run(self) -> None:
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._ear, selectors.EVENT_READ, self._sums_are_there)
+        begun_s = time.monotonic()
+        try:
+            while not self._is_over(begun_s):
+                for key, events in self._selector.select(self._pause_s()):
+                    self._call(key, events)
+                self._look_up()
+                self._flush()
+        finally:
+            self._adders.close()
+            for connection in self._connections:
+                connection.close()
+            self._listener.close()
+
+    def _is_over(self, begun_s: float) -> bool:
+        if any(connection.is_known for connection in self._connections):
+            return False
+        return self._had_workers or time.monotonic() - begun_s > FIRST_S
+
+    def _call(self, key: selectors.SelectorKey, events: int) -> None:
+        if isinstance(key.data, Connection):
+            connection = key.data
+            if key.fd == connection.pidfd:
+                self._part_with(connection)
+            elif events & selectors.EVENT_READ and connection in self._connections:
+                self._read(connection)
+        else:
+            key.data()
+
+    def _pause_s(self) -> float | None:
+        if self._adders.looks or any(connection.held for connection in self._connections):
+            return GPU_LOOK_S
+        wakes = [wakes_s for one in self._servers.values() if (wakes_s := one.wakes_s) is not None]
+        if wakes:
+            return max(0.0, min(wakes) - time.monotonic())
+        return None if self._had_workers else 1.0
+
+    def _look_up(self) -> None:
+        """What time and GPUs have brought."""
+        if self._adders.looks:
+            self._adders.made()
+        for connection in self._connections:
+            if connection.held:
+                held, connection.held = connection.held, []
+                for message in held:
+                    self._hear(connection, message)
+        now_s = time.monotonic()
+        for server in list(self._servers.values()):
+            if (wakes_s := server.wakes_s) is not None and now_s >= wakes_s:
+                server.silence(now_s)
+
+    def _sums_are_there(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._ear.recv(4096):
+                pass
+        self._adders.made()
+
+    def _flush(self) -> None:
+        for server in self._servers.values():
+            server.flush()
+        for connection in self._connections:
+            if connection.out:
+                wants = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.flush() else 0)
+                if self._selector.get_key(connection.line).events != wants:
+                    self._selector.modify(connection.line, wants, connection)
+            elif self._selector.get_key(connection.line).events != selectors.EVENT_READ:
+                self._selector.modify(connection.line, selectors.EVENT_READ, connection)
+
+    # Those who come.
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            line, _ = self._listener.accept()
+            line.setblocking(False)
+            connection = Connection(line, self._pages)
+            self._connections.append(connection)
+            self._selector.register(line, selectors.EVENT_READ, connection)
+            strangers = [one for one in self._connections if not one.is_known]
+            if len(strangers) > MOST_STRANGERS:
+                self._part_with(strangers[0])
+
+    def _read(self, connection: Connection) -> None:
+        try:
+            data = connection.line.recv(READ_BYTES)
+            if not data:
+                self._part_with(connection)
+                return
+            for message in connection.inbox.feed(data):
+                if connection.is_known:
+                    self._hear(connection, message)
+                else:
+                    self._let_in(connection, message)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._part_with(connection)
+        except Malformed as error:
+            if connection.is_known:
+                print(f"offbeat: rank {connection.rank} said {error}", file=sys.stderr)
+            self._part_with(connection)
+
+    def _let_in(self, connection: Connection, message: Any) -> None:
+        if not isinstance(message, say.Hello) or not hmac.compare_digest(str(message.token), self._token):
+            raise Malformed("no token of this job")
+        pid, user, _ = _USER.unpack(connection.line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _USER.size))
+        if user != os.getuid():
+            raise Malformed(f"a token of this job from user {user}")
+        connection.is_known = self._had_workers = True
+        connection.rank, connection.page = message.rank, self._pages.pop()
+        connection.inbox.longest = say.LONGEST
+        with contextlib.suppress(OSError):  # of another pid namespace: then its line alone tells of its end
+            connection.pidfd = os.pidfd_open(pid)
+            self._selector.register(connection.pidfd, selectors.EVENT_READ, connection)
+        self._arena.bytes_at(connection.page, PAGE_BYTES)[:] = 0
+        welcome = packed(say.Welcome(self._arena.nbytes, connection.page, os.getpid()))
+        socket.send_fds(connection.line, [welcome], [self._arena.descriptor])
+
+    def _part_with(self, connection: Connection) -> None:
+        if connection not in self._connections:
+            return
+        self._connections.remove(connection)
+        self._selector.unregister(connection.line)
+        if connection.pidfd >= 0:
+            self._selector.unregister(connection.pidfd)
+        for key in list(connection.workers):
+            self._leave(connection, key)
+        connection.close()
+
+    def _leave(self, connection: Connection, key: str) -> None:
+        worker, server = connection.workers.pop(key), self._servers.get(key)
+        connection.words.pop(key, None)
+        if server is not None and server.leave(worker):
+            del self._servers[key]
+            server.close()
+
+    # What they say.
+
+    def _hear(self, connection: Connection, message: Any) -> None:
+        if connection.held or not self._is_due(connection, message):
+            connection.held.append(message)
+        elif isinstance(message, say.Open):
+            self._open(connection, message)
+        elif isinstance(message, say.Close):
+            if message.key in connection.workers:
+                self._leave(connection, message.key)
+        elif message.key in connection.workers:
+            try:
+                self._servers[message.key].hear(connection.workers[message.key], message)
+            except (KeyError, ValueError, TypeError, AssertionError, AttributeError, MemoryError) as error:
+                connection.send(say.Refused(message.key, f"{type(error).__name__}: {error}"))
+
+    def _is_due(self, connection: Connection, message: Any) -> bool:
+        """Whether a GPU has come to what the message speaks of."""
+        due = getattr(message, "due", 0)
+        return not due or int(self._arena.words_of(connection.page)[connection.words[message.key]]) >= due
+
+    def _open(self, connection: Connection, message: say.Open) -> None:
+        try:
+            if message.key not in self._servers:
+                self._servers[message.key] = self._server(message.key, message.plan)
+            connection.workers[message.key] = message.worker
+            connection.words[message.key] = message.word
+            self._servers[message.key].open(message, connection.send)
+        except (KeyError, ValueError, TypeError, AssertionError, OSError, RuntimeError, MemoryError) as error:
+            connection.send(say.Refused(message.key, f"{type(error).__name__}: {error}"))
+
+    def _server(self, key: str, plan: dict[str, Any]) -> Server:
+        kinds = [(getattr(torch, name), int(n)) for name, n in plan["kinds"]]
+        memory: SlotMemory
+        if plan["gpu"]:
+            memory = DeviceSlots(self._arena, kinds, int(plan["parameters"]), _gpu(plan["gpu"], kinds))
+        else:
+            memory = SlotMemory(self._arena, kinds, int(plan["parameters"]))
+        books = Books(self._arena, memory, self._adders)
+        if plan["what"] == "weights":
+            return WeightsServer(key, plan, books)
+        return ChannelServer(key, plan, books, self._elsewhere)
+
+    def _elsewhere(self, server: ChannelServer, worker: int) -> Elsewhere:
+        """Where a worker is, apart from this channel, by what its page shows and what is known here."""
+        connection = next((one for one in self._connections if one.workers.get(server.key) == worker), None)
+        if connection is None:
+            return Elsewhere()
+        page = read_page(self._arena, connection.page)
+        met = {
+            name: (count, tuple(sorted({server.nodes.of(rank) for rank in ranks})))
+            for name, (count, ranks) in page.get("met", {}).items()
+            if not name.startswith(f"{server.run}/")
+        }
+        others = {key: one for key, one in self._servers.items() if key in connection.workers and key != server.key}
+        rounds = {key: one.waits_for(connection.workers[key]) for key, one in others.items()}
+        inside = bool(page.get("inside")) or any(name != server.run for name in page.get("waits", ()))
+        return Elsewhere(inside, met, rounds)
+
+
+def _gpu(uuid: str, kinds: Any) -> torch.device:
+    from offbeat.live.memory.kernels import prepare
+
+    for k in range(torch.cuda.device_count()):
+        if str(torch.cuda.get_device_properties(k).uuid) == uuid:
+            device = torch.device("cuda", k)
+            prepare(device, (kind for kind, _ in kinds))
+            return device
+    raise OSError(f"the host process does not see the GPU {uuid}")
+
+
+def read_page(arena: Arena, page: int) -> dict[str, Any]:
+    """What a worker shows. Its sequence number is odd while it writes, and another one afterwards."""
+    whole = arena.bytes_at(page, WORDS_AT)
+    for _ in range(100):
+        before = whole[:8].tobytes()
+        length = int.from_bytes(whole[8:12].tobytes(), "little")
+        text = whole[12 : 12 + min(length, WORDS_AT - 12)].tobytes()
+        if before == whole[:8].tobytes() and before[0] % 2 == 0:
+            break
+        time.sleep(0.0001)
+    try:
+        shown = json.loads(text) if text else {}
+    except ValueError:  # its worker was stopped while it wrote: what it is doing is not known
+        return {}
+    return shown if isinstance(shown, dict) else {}
+
+
+def serve(listener: socket.socket, token: str) -> None:
+    """Be the host process, in a process that has torch."""
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    sys.setswitchinterval(SWITCH_S)
+    with contextlib.suppress(OSError):  # memory that all stand on is not the first to go when it is short
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write("-500")
+    Host(listener, token).run()
+
+
+def main() -> None:
+    """What a worker starts: told in one line which socket to listen at, and the job's token."""
+    told = json.loads(sys.stdin.readline())
+    sys.path += [path for path in told["path"] if path not in sys.path]  # a waiting rule of the user's may lie there
+    serve(socket.socket(fileno=int(told["listener"])), str(told["token"]))
+
+
+if __name__ == "__main__":
+    main()

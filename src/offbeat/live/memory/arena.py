@@ -1,0 +1,210 @@
+"""The arena: memory of a host that its host process owns, and that every worker of the host has mapped.
+
+It is one anonymous file (``memfd``), handed over as a descriptor: it has no name, no size limit of its own, and ends
+with the last process that holds it. It is made larger than will ever be used: pages cost nothing until they are
+written. In front lie *pages*, one for each worker, in which it shows what it is doing; behind them *slots*, each for
+one vector and a note which parameters were used to make it.
+
+Where all vectors lie on one GPU, a slot's numbers are there, and what is behind them here is the note alone. Memory on
+a GPU is the host process's, too: workers open it by its handle.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from offbeat.live.memory.device import Allocation
+from offbeat.tensors.vector import Used, Vec
+
+ARENA_BYTES = 1 << 42  # of addresses
+PAGES = 1024  # workers of one host
+PAGE_BYTES = 1 << 16
+WORDS_AT, WORDS = 3 << 14, 1 << 11  # in a page: numbers that streams of a worker's GPU write
+LINE = 64
+PUNCH_HOLE = 0x1 | 0x2  # and keep the file's length
+
+Kinds = Sequence[tuple[torch.dtype, int]]
+
+
+def round_up(number: int, to: int) -> int:
+    return -(-number // to) * to
+
+
+def vector_bytes(kinds: Kinds) -> int:
+    """A vector's, each part at the beginning of a cache line."""
+    return sum(round_up(n * dtype.itemsize, LINE) for dtype, n in kinds)
+
+
+class Mapping:
+    """The arena as one process sees it."""
+
+    def __init__(self, descriptor: int, nbytes: int) -> None:
+        self._map = mmap.mmap(descriptor, nbytes)
+
+    def tensor(self, offset: int, dtype: torch.dtype, numel: int) -> Tensor:
+        if not numel:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(self._map, dtype=dtype, count=numel, offset=offset)
+
+    def vector(self, offset: int, kinds: Kinds) -> list[Tensor]:
+        """A vector that begins there."""
+        views, at = [], offset
+        for dtype, n in kinds:
+            views.append(self.tensor(at, dtype, n))
+            at += round_up(n * dtype.itemsize, LINE)
+        return views
+
+    def bytes_at(self, offset: int, count: int) -> NDArray[np.uint8]:
+        return np.frombuffer(self._map, np.uint8, count, offset)
+
+    def words_of(self, page: int) -> NDArray[np.uint64]:
+        """The words in a worker's page."""
+        return np.frombuffer(self._map, np.uint64, WORDS, page + WORDS_AT)
+
+    def close(self) -> None:
+        """A tensor that somebody still reads keeps the mapping until it is gone."""
+        with suppress(BufferError):
+            self._map.close()
+
+
+class Arena(Mapping):
+    """The host process's own."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("offbeat", os.MFD_CLOEXEC)
+        self.nbytes = ARENA_BYTES
+        while True:  # where addresses are scarce (a limit on them, a small machine), fewer will do
+            try:
+                os.ftruncate(self.descriptor, self.nbytes)
+                super().__init__(self.descriptor, self.nbytes)
+                break
+            except (OSError, ValueError):
+                if self.nbytes <= 1 << 32:
+                    raise
+                self.nbytes >>= 1
+        self._end = PAGES * PAGE_BYTES
+        self._free: dict[int, list[int]] = {}
+
+    def take(self, nbytes: int) -> int:
+        """So many bytes, a whole number of pages of the kernel's, that are nobody's."""
+        nbytes = round_up(max(nbytes, 1), mmap.PAGESIZE)
+        if self._free.get(nbytes):
+            return self._free[nbytes].pop()
+        if self._end + nbytes > self.nbytes:
+            raise MemoryError(f"the arena's {self.nbytes} bytes of addresses are used up")
+        self._end += nbytes
+        return self._end - nbytes
+
+    def give_back(self, offset: int, nbytes: int) -> None:
+        """Nobody reads or writes there any more: the memory goes back to the system, the addresses to the arena."""
+        nbytes = round_up(max(nbytes, 1), mmap.PAGESIZE)
+        _punch(self.descriptor, offset, nbytes)
+        self._free.setdefault(nbytes, []).append(offset)
+
+
+def _punch(descriptor: int, offset: int, nbytes: int) -> None:
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate(descriptor, PUNCH_HOLE, ctypes.c_long(offset), ctypes.c_long(nbytes))
+
+
+class SlotMemory:
+    """Slots for vectors of one kind, in a process that has mapped the arena; a slot is where it begins in there.
+
+    ``parameters``: of how many a slot notes whether they were used.
+    """
+
+    def __init__(self, mapping: Mapping, kinds: Kinds, parameters: int) -> None:
+        self._mapping, self.kinds, self.parameters = mapping, list(kinds), parameters
+        self.vector_bytes = vector_bytes(self.kinds)
+        self.slot_bytes = self.vector_bytes + parameters
+        self._vecs: dict[int, Vec] = {}
+        self._notes: dict[int, NDArray[np.uint8]] = {}
+
+    def vec(self, slot: int) -> Vec:
+        found = self._vecs.get(slot)
+        if found is None:
+            found = self._vecs[slot] = Vec(self._mapping.vector(slot, self.kinds))
+        return found
+
+    def _note(self, slot: int) -> NDArray[np.uint8]:
+        found = self._notes.get(slot)
+        if found is None:
+            found = self._notes[slot] = self._mapping.bytes_at(
+                slot + self.slot_bytes - self.parameters, self.parameters
+            )
+        return found
+
+    def note_used(self, slot: int, used: Used) -> None:
+        """Which parameters were used to make what lies there."""
+        if self.parameters:
+            self._note(slot)[:] = 1 if used is None else used
+
+    def note_all(self, slot: int, made_of: Sequence[int]) -> None:
+        """Those that at least one of these slots used."""
+        if self.parameters:
+            note = self._note(slot)
+            note[:] = 0
+            for one in made_of:
+                note |= self._note(one)
+
+    def used(self, slots: Sequence[int]) -> Used:
+        """Those that at least one of these slots used."""
+        if not self.parameters:
+            return None
+        found = np.zeros(self.parameters, np.uint8)
+        for slot in slots:
+            found |= self._note(slot)
+        return tuple(map(bool, found.tolist()))
+
+    def forget(self) -> None:
+        """Let go of all views."""
+        self._vecs, self._notes = {}, {}
+
+
+class DeviceSlots(SlotMemory):
+    """Slots whose numbers lie on a GPU, by allocations that the host process has made."""
+
+    def __init__(self, mapping: Mapping, kinds: Kinds, parameters: int, device: torch.device) -> None:
+        super().__init__(mapping, kinds, parameters)
+        self.slot_bytes = max(parameters, 1)
+        self.device = device
+        self._allocations: dict[int, Allocation] = {}
+
+    def make(self, slot: int) -> None:
+        """In the host process: the memory of a slot."""
+        self._allocations[slot] = Allocation.make(self.vector_bytes, self.device)
+
+    def handle(self, slot: int) -> str:
+        return self._allocations[slot].handle.hex()
+
+    def open(self, slot: int, handle: str) -> None:
+        """In a worker."""
+        self._allocations[slot] = Allocation.open(bytes.fromhex(handle), self.device)
+
+    def vec(self, slot: int) -> Vec:
+        found = self._vecs.get(slot)
+        if found is None:
+            parts, at = [], 0
+            for dtype, n in self.kinds:
+                parts.append(self._allocations[slot].tensor(dtype, n, at))
+                at += round_up(n * dtype.itemsize, LINE)
+            found = self._vecs[slot] = Vec(parts)
+        return found
+
+    def forget(self) -> None:
+        super().forget()
+        with suppress(RuntimeError, OSError):  # where the GPU itself has failed, nothing can be given back
+            torch.cuda.synchronize(self.device)
+            for one in self._allocations.values():
+                one.free()
+        self._allocations = {}

@@ -1,0 +1,153 @@
+"""A worker's one line to its host process, and the arena as this worker sees it.
+
+One thread uses it, the one that trains. Nothing here waits for the host process without looking up: `heard_within` is
+a poll with a limit, and what has come is sorted by the channel it is for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from torch._C._distributed_c10d import Store
+
+from offbeat.live.host.messages import Answer, Inbox, Refused, packed
+from offbeat.live.memory.arena import WORDS, WORDS_AT, Mapping
+from offbeat.live.transport import elsewhere
+from offbeat.live.transport.errors import OffbeatError
+from offbeat.live.worker import start
+
+READ_BYTES = 1 << 18
+
+
+class HostGone(OffbeatError):
+    """The host process has ended."""
+
+
+class Line:
+    """Open for as long as a run of this process uses it."""
+
+    def __init__(self, token: str, rank: int, patience_s: float, look: Callable[[], None]) -> None:
+        self._socket, welcome, descriptor = start.connect(token, rank, patience_s, look)
+        try:
+            self.arena = Mapping(descriptor, welcome.arena_bytes)
+        finally:
+            os.close(descriptor)
+        self.page, self.host_pid, self.token = welcome.page, welcome.pid, token
+        self._shown = self.arena.bytes_at(self.page, WORDS_AT)
+        self._sequence = 0
+        self._inbox = Inbox()
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+        self._heard: dict[str, deque[Answer]] = {}
+        self._words = list(range(WORDS))
+        self.runs: set[str] = set()
+        _open.add(self)
+        elsewhere.shown(self.token, self.show)
+
+    # What is said and heard.
+
+    def join(self, key: str) -> int:
+        """From now on this worker hears what is said at a channel. The word that is its own there."""
+        self._heard[key] = deque()
+        return self._words.pop()
+
+    def part(self, key: str, word: int) -> None:
+        """No longer."""
+        self._heard.pop(key, None)
+        self._words.append(word)
+
+    def send(self, message: Any) -> None:
+        try:
+            self._socket.sendall(packed(message))
+        except OSError as error:
+            raise HostGone(_GONE) from error
+
+    def heard_within(self, key: str, seconds: float) -> Answer | None:
+        """The next answer at this channel; waits no longer than that."""
+        answers = self._heard[key]
+        if not answers:
+            self._read(0.0)
+            if not answers and seconds:
+                self._read(seconds)
+        return answers.popleft() if answers else None
+
+    def _read(self, seconds: float) -> None:
+        while self._poll.poll(seconds * 1e3):
+            try:
+                data = self._socket.recv(READ_BYTES)
+            except OSError as error:
+                raise HostGone(_GONE) from error
+            if not data:
+                raise HostGone(_GONE)
+            for message in self._inbox.feed(data):
+                if isinstance(message, Refused):
+                    raise OffbeatError(f"the host process refused: {message.words}")
+                if message.key in self._heard:
+                    self._heard[message.key].append(message)
+            seconds = 0.0
+
+    # What is shown.
+
+    def show(self, state: dict[str, Any]) -> None:
+        """Write into this worker's page; the host process may be reading it, and sees by the number that it changes."""
+        text = json.dumps(state, separators=(",", ":")).encode()[: WORDS_AT - 12]
+        self._sequence += 2
+        shown = self._shown
+        shown[:8] = _bytes(self._sequence - 1, 8)
+        shown[8:12] = _bytes(len(text), 4)
+        shown[12 : 12 + len(text)] = bytearray(text)
+        shown[:8] = _bytes(self._sequence, 8)
+
+    def close(self) -> None:
+        elsewhere.shown(self.token, None)
+        _open.discard(self)
+        self._socket.close()
+        self._shown = self._shown[:0]
+        self.arena.close()
+        start.reap()
+
+    def close_in_child(self) -> None:
+        """A process that was forked from this one has no business here."""
+        self._socket.close()
+
+
+def _bytes(number: int, count: int) -> bytearray:
+    return bytearray(number.to_bytes(count, "little"))
+
+
+_GONE = "the host process has ended, and with it what the workers of this host had in common"
+_open: weakref.WeakSet[Line] = weakref.WeakSet()
+_lines: dict[str, Line] = {}
+
+
+def _after_fork() -> None:
+    for line in list(_open):
+        line.close_in_child()
+    _lines.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def join(run: str, store: Store, rank: int, patience_s: float, look: Callable[[], None]) -> Line:
+    """This process's line, for one run more."""
+    token = start.token_of(store)
+    if token not in _lines:
+        _lines[token] = Line(token, rank, patience_s, look)
+    line = _lines[token]
+    line.runs.add(run)
+    return line
+
+
+def leave(run: str, line: Line) -> None:
+    """The run is over; with the last one, so is the line."""
+    line.runs.discard(run)
+    if not line.runs and _lines.get(line.token) is line:
+        del _lines[line.token]
+        line.close()

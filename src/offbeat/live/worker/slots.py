@@ -1,0 +1,260 @@
+"""How a worker writes vectors into slots of the arena, and reads what lies there.
+
+On the host both are done when the call returns. On a GPU they are done when a stream has come so far, and the worker
+does not wait for that: behind its work the stream writes a number into a word of the worker's page (`due`), and the
+host process takes a message as said when the word has come to the number that it names.
+
+Where a worker's vectors lie on a GPU and the slots in memory of the host, vectors pass through *stages*: memory on the
+GPU from which, and to which, a stream of its own copies. So a gradient may change as soon as it has been copied on the
+GPU itself, and the copy to the host goes on beside the computation.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offbeat.live.host.messages import Ref
+from offbeat.live.memory.adding import Unadded, lay
+from offbeat.live.memory.arena import PAGE_BYTES, WORDS_AT, DeviceSlots, Mapping, SlotMemory
+from offbeat.live.memory.device import StreamWords, call_driver
+from offbeat.live.memory.hands import ONE
+from offbeat.live.worker.line import Line
+from offbeat.tensors.vector import Vec, Way
+
+
+class OnHost:
+    """Vectors and slots in memory of the host."""
+
+    keeps = True  # what is to be kept until a way from it is written can lie in the slot of that way
+
+    def __init__(self, memory: SlotMemory) -> None:
+        self.memory = memory
+        self._spare: list[Vec] = []
+
+    def write(self, x: Vec, slot: int) -> None:
+        """Let a slot hold ``x``."""
+        lay(x, self.memory.vec(slot), ONE)
+        self.memory.note_used(slot, x.used)
+
+    def write_way(self, way: Way, slot: int) -> None:
+        """Let the slot in which a way begins hold that way."""
+        self.write(way, slot)
+
+    def read(self, refs: Sequence[Ref], plus: int | None = None) -> Vec:
+        """What these slots hold together, ``plus`` one of this worker's own, to be read before it submits more."""
+        terms = [(self._vec(slot), f) for slot, f in refs]
+        if plus is not None:
+            terms.append((self._vec(plus), 1.0))
+        slots = [slot for slot, _ in refs]
+        if len(terms) == 1 and terms[0][1] == 1.0:
+            vec = terms[0][0]
+            vec.used = self.memory.used(slots)
+            return vec
+        return Unadded(terms, self.memory.used(slots), self._room, ONE)
+
+    def _vec(self, slot: int) -> Vec:
+        return self.memory.vec(slot)
+
+    def _room(self) -> Vec:
+        return Vec([torch.empty(n, dtype=dtype) for dtype, n in self.memory.kinds])
+
+    def each(self, slots: Sequence[int]) -> list[Vec]:
+        """These by themselves."""
+        return [self._vec(slot) for slot in slots]
+
+    def room(self, slot: int) -> Vec:
+        """Memory of a slot, to be written to; `wrote` says that it is."""
+        return self.memory.vec(slot)
+
+    def wrote(self, slots: Sequence[int]) -> None:
+        """What was put into the room of these is theirs now."""
+
+    def due(self) -> int:
+        """The number of what has been asked for so far; 0: it is done."""
+        return 0
+
+    def close(self) -> None:
+        self._spare = []
+        self.memory.forget()
+
+
+class _Words:
+    """The word of a worker's page that its streams write."""
+
+    def __init__(self, line: Line, word: int, device: torch.device) -> None:
+        self._word, self._number, self._device = line.arena.words_of(line.page)[word : word + 1], 0, device
+        self._word[0] = 0
+        self._index = WORDS_AT // 8 + word
+        self._by_streams: StreamWords | None = None
+        try:
+            self._by_streams = StreamWords([line.arena.bytes_at(line.page, 1).ctypes.data], PAGE_BYTES, device)
+        except OSError:  # another channel of this process has registered the page, or the driver cannot
+            self._by_streams = None
+
+    def write(self, stream: Any) -> int:
+        """Behind all that ``stream`` was asked for."""
+        self._number += 1
+        if self._by_streams is not None:
+            with torch.cuda.stream(stream):
+                self._by_streams.write(0, self._index, self._number)
+        else:
+            stream.synchronize()
+            self._word[0] = self._number
+        return self._number
+
+    def close(self) -> None:
+        if self._by_streams is not None:
+            torch.cuda.synchronize(self._device)
+            self._by_streams.close()
+
+
+class OnDevice(OnHost):
+    """Vectors and slots on one GPU."""
+
+    def __init__(self, memory: DeviceSlots, line: Line, word: int) -> None:
+        super().__init__(memory)
+        self._device, self._words = memory.device, _Words(line, word, memory.device)
+
+    def write_way(self, way: Way, slot: int) -> None:
+        _ = way.parts  # made in place
+        self.memory.note_used(slot, way.used)
+
+    def _room(self) -> Vec:
+        return Vec([torch.empty(n, dtype=dtype, device=self._device) for dtype, n in self.memory.kinds])
+
+    def due(self) -> int:
+        return self._words.write(torch.cuda.current_stream(self._device))
+
+    def close(self) -> None:
+        self._words.close()
+        super().close()
+
+
+class ThroughHost(OnHost):
+    """Vectors on a GPU, or on several, and slots in memory of the host, which the GPU reads and writes itself."""
+
+    keeps = False
+
+    def __init__(self, memory: SlotMemory, like: Vec, line: Line, word: int) -> None:
+        super().__init__(memory)
+        self._devices = [p.device for p in like.parts]
+        first = next(device for device in self._devices if device.type == "cuda")
+        self._words = _Words(line, word, first)
+        self._down = {d: torch.cuda.Stream(d) for d in self._devices if d.type == "cuda"}
+        self._stage: Vec | None = None
+        self._staged: int | None = None  # the slot whose numbers are in the stage
+        self._stages: list[Vec] = []
+        self._lent: list[Vec] = []
+        self._registered: dict[int, int] = {}
+        self._rooms: dict[int, Vec] = {}
+
+    def _new(self) -> Vec:
+        kinds = zip(self.memory.kinds, self._devices, strict=True)
+        return Vec([torch.empty(n, dtype=dtype, device=device) for (dtype, n), device in kinds])
+
+    def _host(self, slot: int) -> Vec:
+        vec = self.memory.vec(slot)
+        if slot not in self._registered:
+            address = vec.parts[0].data_ptr()
+            self._registered[slot] = address
+            for device in self._down:
+                with torch.cuda.device(device):
+                    call_driver(
+                        "cuMemHostRegister_v2", ctypes.c_void_p(address), ctypes.c_size_t(self.memory.vector_bytes), 1
+                    )
+                    break  # of one GPU is of all: it is registered as portable
+        return vec
+
+    def write(self, x: Vec, slot: int) -> None:
+        """On the GPU first, by the worker's stream; from there to the host beside what that does next."""
+        if self._stage is None:
+            self._stage = self._new()
+        for device, stream in self._down.items():
+            torch.cuda.current_stream(device).wait_stream(stream)  # the copy before it has left the stage
+        x.put_into(self._stage)
+        self._staged = slot
+        self._copy_down(self._stage, slot)
+        self.memory.note_used(slot, x.used)
+
+    def _copy_down(self, stage: Vec, slot: int) -> None:
+        for into, part in zip(self._host(slot).parts, stage.parts, strict=True):
+            if part.is_cuda:
+                stream = self._down[part.device]
+                stream.wait_stream(torch.cuda.current_stream(part.device))
+                with torch.cuda.stream(stream):
+                    into.copy_(part, non_blocking=True)
+            else:
+                into.copy_(part)
+
+    def _vec(self, slot: int) -> Vec:
+        if slot == self._staged and self._stage is not None:
+            return self._stage
+        stage = self._stages.pop() if self._stages else self._new()
+        self._lent.append(stage)
+        for into, part in zip(stage.parts, self._host(slot).parts, strict=True):
+            into.copy_(part, non_blocking=True)
+        return stage
+
+    def _room(self) -> Vec:
+        stage = self._stages.pop() if self._stages else self._new()
+        self._lent.append(stage)
+        return stage
+
+    def read(self, refs: Sequence[Ref], plus: int | None = None) -> Vec:
+        vec = super().read(refs, plus)
+        if len(refs) == 1 and plus is None:
+            vec.used = self.memory.used([refs[0][0]])
+        return vec
+
+    def room(self, slot: int) -> Vec:
+        self._rooms[slot] = self._room()
+        return self._rooms[slot]
+
+    def wrote(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self._copy_down(self._rooms[slot], slot)
+        self._rooms = {}
+
+    def due(self) -> int:
+        """What was read into stages is there by then, too, so that these may serve again."""
+        self._stages, self._lent = [*self._stages, *self._lent], []
+        first, *others = self._down.items()
+        device, stream = first
+        stream.wait_stream(torch.cuda.current_stream(device))
+        for other, its_stream in others:
+            its_stream.wait_stream(torch.cuda.current_stream(other))
+            stream.wait_stream(its_stream)
+        return self._words.write(stream)
+
+    def close(self) -> None:
+        for device in self._down:
+            torch.cuda.synchronize(device)
+        self._words.close()
+        for address in self._registered.values():
+            call_driver("cuMemHostUnregister", ctypes.c_void_p(address))
+        self._registered, self._stages, self._lent, self._stage = {}, [], [], None
+        super().close()
+
+
+Slots = OnHost | OnDevice | ThroughHost
+
+
+def slots_for(line: Line, like: Vec, kinds: Any, parameters: int, on_device: bool, word: int) -> Slots:
+    """For vectors that lie where ``like`` does; ``on_device``: slots lie there, too."""
+    arena: Mapping = line.arena
+    if on_device:
+        return OnDevice(DeviceSlots(arena, kinds, parameters, like.parts[0].device), line, word)
+    memory = SlotMemory(arena, kinds, parameters)
+    return ThroughHost(memory, like, line, word) if any(p.is_cuda for p in like.parts) else OnHost(memory)
+
+
+def as_wide(x: Tensor) -> tuple[str, int]:
+    """A part as it is told to the host process."""
+    from offbeat.tensors.vector import wide
+
+    return str(wide(x.dtype)).removeprefix("torch."), x.numel()
