@@ -325,9 +325,12 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--only", default="rounds,gpt")
     parser.add_argument("--cases", default="none,const,stalls", help="of the GPTs")
+    parser.add_argument("--methods", default="", help="of the GPTs: some of eager, wagma, self_clocked, …; all if left out")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=25)
     given = parser.parse_args()
+    if given.methods:
+        RUNS[:] = [one for one in RUNS if one[0] in ("alone", *given.methods.split(","))]
     report, only = Report("engine", given), given.only.split(",")
     if "rounds" in only:
         rounds(report, given.repeats, given.workers)

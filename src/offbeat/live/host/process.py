@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from offbeat.live.host import messages as say
-from offbeat.live.host.adders import Adders
+from offbeat.live.host.adders import Adders, threads
 from offbeat.live.host.books import Books
 from offbeat.live.host.channel_server import ChannelServer
 from offbeat.live.host.messages import Inbox, Malformed, packed
@@ -300,6 +300,7 @@ def _gpu(uuid: str, kinds: Any) -> torch.device:
     for k in range(torch.cuda.device_count()):
         if str(torch.cuda.get_device_properties(k).uuid) == uuid:
             device = torch.device("cuda", k)
+            torch.zeros(1, device=device)  # the driver's calls need the context that torch makes
             prepare(device, (kind for kind, _ in kinds))
             return device
     raise OSError(f"the host process does not see the GPU {uuid}")
@@ -324,7 +325,7 @@ def read_page(arena: Arena, page: int) -> dict[str, Any]:
 
 def serve(listener: socket.socket, token: str) -> None:
     """Be the host process, in a process that has torch."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads())
     torch.set_grad_enabled(False)
     sys.setswitchinterval(SWITCH_S)
     with contextlib.suppress(OSError):  # memory that all stand on is not the first to go when it is short
