@@ -26,6 +26,8 @@ from offbeat.live.transport import hosts
 from offbeat.live.transport.board import Board
 from offbeat.live.transport.group import LONG, Group
 from offbeat.live.transport.waiter import Waiter, Work
+from offbeat.live.worker.exchange_client import ExchangeClient, Exchanged, InStep
+from offbeat.live.worker.line import Line, join, leave
 from offbeat.method.effects import Mix
 from offbeat.tensors.codec import sent_to
 from offbeat.tensors.sums import mean, weighted
@@ -50,12 +52,23 @@ class Transport:
         self.porter = Porter(board)
         self.coded = CodedExchanges(self)
         self.carriers: set[str] = set()  # the ways vectors have gone
-        gpus.post(board, gpus.here(devices))  # before the others are met: then all have posted theirs
-        self._side = Group("side", self._everyone, board, waiter) if board.size > 1 else None
+        gpus.post(board, gpus.here(devices))
+        waiter.until(lambda: gpus.all_have_posted(board), "the others to attach")
         self._equipment = gpus.posted(board)
+        self.line: Line | None = None
+        self.in_step: InStep | None = None
+        if board.size > 1 and self.are_on_one_host and not of_shards:
+            self.line = join(board.name, board.of_job, board.rank, waiter.patience_s, self._look)
+            self.in_step = InStep(self.line, board, waiter.patience_s, self.common_gpu, self.carriers)
+        self._side: Group | None = None
+        if board.size > 1 and self.in_step is None:
+            self._side = Group("side", self._everyone, board, waiter)
         self._hands = Hands(self.homes.count(self.homes[board.rank]))
         nccl = gpus.nccl_fits(self._equipment) and not of_shards  # its group is one of all ranks
         self._nccl: Any = dist.new_group(backend="nccl", timeout=LONG) if nccl else None
+
+    def _look(self) -> None:
+        self._board.check("the start of the host process")
 
     @property
     def homes(self) -> list[str]:
@@ -146,6 +159,8 @@ class Transport:
             return self.coded.mix(effect, codec, ranks, (seed, self.rank, seq))
         if ranks is not None and all_blocks(effect.W):
             return self._sum(effect.x, ranks, later)
+        if effect.codec is None and self.in_step is not None:
+            return self._mixed_here(effect, self.in_step, later)
         if effect.codec is None:  # all are here, those too whom nobody mixes with
             commons = self.commons(self._everyone, effect.x.parts)
             if commons is not None:
@@ -158,6 +173,11 @@ class Transport:
         if len(ranks) == 1:
             alone = x.clone()
             return Sent((), lambda: alone)
+        if self.in_step is not None:
+            client = self.in_step.among(ranks, x.parts)
+            self.wire_bytes += all_reduce_bytes(len(ranks), _wide_bytes(x)) // len(ranks)
+            everyone = [(member, 1.0) for member in range(len(ranks))]
+            return _copied(client.lay(x, sums=everyone, divisor=len(ranks), later=later), client)
         commons = self.commons(ranks, x.parts)
         if commons is not None:
             parts = [torch.empty_like(p, dtype=wide(p.dtype)) for p in x.parts]
@@ -166,6 +186,15 @@ class Transport:
         whole, parts = side_by_side(x)
         works = [work for p in whole if (work := self.all_reduce(p, ranks)) is not None]
         return Sent(works, lambda: Vec([p.div_(len(ranks)) for p in parts]))
+
+    def _mixed_here(self, effect: Mix, in_step: InStep, later: bool) -> Sent:
+        """Along a row of the matrix, by the host process."""
+        W, x = effect.W, effect.x
+        client, row = in_step.among(self._everyone, x.parts), W.row(self.rank)
+        self.wire_bytes += len(W.receivers(self.rank)) * _wide_bytes(x)
+        is_mean = W.block(self.rank) is not None
+        sums = [(j, 1.0 if is_mean else w) for j, w in row.items()]
+        return _copied(client.lay(x, sums=sums, divisor=len(row) if is_mean else 1, later=later), client)
 
     def _point_to_point(self, effect: Mix, later: bool) -> Sent:
         """Messages between two; where some are on this host, these read each other's memory."""
@@ -240,19 +269,32 @@ class Transport:
         while it is made: each spares a pass over it. Only by a power of two, which changes no bit but the exponent: a
         mean of fewer can still be made of it.
         """
+        divisor = len(ranks) if len(ranks).bit_count() == 1 else 1
+        if len(ranks) > 1 and self.in_step is not None and not (out.is_cuda and self._nccl is not None):
+            self.wire_bytes += all_reduce_bytes(len(ranks), out.nbytes) // len(ranks)
+            return self._summed_here(self.in_step, out, pieces, ranks, divisor), divisor
         commons = self.commons(ranks, [out]) if len(ranks) > 1 else None
         if commons is None:
             ONE.copy(pieces(out) if pieces is not None else ())
             return self.all_reduce(out, ranks), 1
         self.wire_bytes += all_reduce_bytes(len(ranks), out.nbytes) // len(ranks)
-        divisor = len(ranks) if len(ranks).bit_count() == 1 else 1
         return commons.lay([out], pieces=pieces).sums([out], divisor), divisor
+
+    def _summed_here(
+        self, in_step: InStep, out: Tensor, pieces: Pieces | None, ranks: tuple[int, ...], divisor: int
+    ) -> Work:
+        """A sum by the host process, into ``out``."""
+        client, everyone = in_step.among(ranks, [out]), [(member, 1.0) for member in range(len(ranks))]
+        write = Vec([out]) if pieces is None else lambda room: ONE.copy(pieces(room.parts[0]))
+        return Landing(client.lay(write, sums=everyone, divisor=divisor), out)
 
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> Work | None:
         """Start an in-place sum among ``ranks``. Gloo takes CUDA tensors too, and copies them to the host and back."""
         if len(ranks) < 2:
             return None
         self.wire_bytes += all_reduce_bytes(len(ranks), tensor.nbytes) // len(ranks)
+        if self.in_step is not None and not (tensor.is_cuda and self._nccl is not None):
+            return self._summed_here(self.in_step, tensor, None, ranks, 1)
         commons = self.commons(ranks, [tensor])
         if commons is not None:
             return commons.lay([tensor]).sums([tensor])
@@ -276,7 +318,15 @@ class Transport:
 
     def broadcast(self, tensor: Tensor) -> None:
         """Rank 0's values for all, as bytes: Gloo does not know every dtype."""
-        if self._side is not None:
+        if self.in_step is not None:
+            staged = _host(tensor.detach()).contiguous().reshape(-1).view(torch.uint8)
+            client = self.in_step.once(staged)
+            begun = client.lay(Vec([staged]) if self.rank == 0 else None, reads=[0])
+            self.waiter.wait([begun], "rank 0's weights")
+            begun.take(lambda vecs, _: vecs[0].put_into(Vec([staged])))
+            client.close()
+            tensor.copy_(staged.view(tensor.dtype).view(tensor.shape))
+        elif self._side is not None:
             staged = _host(tensor.detach()).contiguous().reshape(-1).view(torch.uint8)
             self.waiter.wait([self._side.broadcast(staged, 0)], "rank 0's weights")
             tensor.copy_(staged.view(tensor.dtype).view(tensor.shape))
@@ -284,6 +334,19 @@ class Transport:
     def agree_on(self, tensor: Tensor, op: Any, what: str) -> Tensor:
         """A blocking reduction among all; gives a new tensor."""
         staged = _host(tensor.clone())
+        if self.in_step is not None and staged.numel():
+            client, everyone = self.in_step.once(staged), range(self.size)
+            sums = op == dist.ReduceOp.SUM and staged.is_floating_point()
+            begun = client.lay(
+                Vec([staged.reshape(-1)]),
+                sums=[(rank, 1.0) for rank in everyone if sums],
+                reads=[] if sums else list(everyone),
+            )
+            self.waiter.wait([begun], what)
+            found: list[Tensor] = []
+            begun.take(lambda vecs, _: found.extend(vec.parts[0].clone() for vec in vecs))
+            client.close()
+            return _reduced(found, op).reshape(staged.shape)
         if self._side is not None:
             self.waiter.wait([self._side.all_reduce(staged, op)], what)
         return staged
@@ -292,6 +355,7 @@ class Transport:
         """Leave without waiting for anybody; for the groups see ``Group.park``."""
         self.porter.close(give_up=True)
         self._let_go(together=False)
+        self._leave_host()
         for group in self._all_groups():
             group.park()
 
@@ -299,11 +363,19 @@ class Transport:
         """Give the groups back. All ranks are through with them."""
         self.porter.close()
         self._let_go(together=True)
+        self._leave_host()
         for group in self._all_groups():
             group.close()
         if self._nccl is not None:
             dist.destroy_process_group(self._nccl)
         self._groups, self._across, self._side, self._nccl = {}, {}, None, None
+
+    def _leave_host(self) -> None:
+        if self.in_step is not None:
+            self.in_step.close()
+        if self.line is not None:
+            leave(self._board.name, self.line)
+        self.in_step = self.line = None
 
     def _let_go(self, together: bool) -> None:
         for commons in self._commons.values():
@@ -318,6 +390,50 @@ class Transport:
     def _all_groups(self) -> list[Group]:
         between = [group for one in self._across.values() if one is not None for group in one.groups()]
         return [*self._groups.values(), *between, *([self._side] if self._side is not None else [])]
+
+
+class Landing:
+    """A sum under way whose result goes into a tensor."""
+
+    def __init__(self, begun: Exchanged, out: Tensor) -> None:
+        self._begun, self._out, self._is_over = begun, out, False
+
+    def within(self, seconds: float) -> bool:
+        if not self._is_over and self._begun.within(seconds):
+            self._begun.take(self._land)
+            self._is_over = True
+        return self._is_over
+
+    def _land(self, vecs: list[Vec], notes: list[Any]) -> None:
+        self._out.copy_(vecs[0].parts[0])
+
+
+def _copied(begun: Exchanged, client: ExchangeClient) -> Sent:
+    """What comes of it in memory of its own: a method may keep it."""
+
+    def result() -> Vec:
+        found: list[Vec] = []
+        begun.take(lambda vecs, _: found.append(vecs[0].clone()))
+        client.release()
+        return found[0]
+
+    return Sent([begun], result)
+
+
+def _reduced(found: list[Tensor], op: Any) -> Tensor:
+    out = found[0]
+    for other in found[1:]:
+        if op == dist.ReduceOp.MAX:
+            out = torch.maximum(out, other)
+        elif op == dist.ReduceOp.MIN:
+            out = torch.minimum(out, other)
+        else:
+            out = out + other
+    return out
+
+
+def _wide_bytes(x: Vec) -> int:
+    return sum(p.numel() * wide(p.dtype).itemsize for p in x.parts)
 
 
 def side_by_side(x: Vec) -> tuple[list[Tensor], list[Tensor]]:

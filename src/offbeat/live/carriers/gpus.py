@@ -44,6 +44,10 @@ def post(board: Board, own: Equipment) -> None:
     board.publish(f"equipment/{board.rank}", json.dumps(asdict(own)))
 
 
+def all_have_posted(board: Board) -> bool:
+    return all(board.published(f"equipment/{rank}") is not None for rank in range(board.size))
+
+
 def posted(board: Board) -> list[Equipment]:
     """Everybody's, once all have posted it."""
     texts = [board.published(f"equipment/{rank}") for rank in range(board.size)]

@@ -17,6 +17,7 @@ from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.carriers.staging import Staging
 from offbeat.live.transport.group import Group
 from offbeat.live.transport.waiter import Waiter
+from offbeat.live.worker.exchange_client import ExchangeClient
 from offbeat.tensors.vector import Vec, wide
 
 Kinds = list[tuple[torch.dtype, int]]
@@ -54,6 +55,29 @@ class PassedInMemory:
         return heard, value if value is None or self._staging is None else self._staging.up(value)
 
 
+class PassedHere:
+    """Through the host process of these ranks."""
+
+    def __init__(self, client: ExchangeClient) -> None:
+        self._client = client
+
+    def tell(self, head: Sequence[int], value: Vec | None, waiter: Waiter) -> None:
+        """To all of them; returns when it is laid down."""
+        self._client.lay(value, note=list(head))
+
+    def hear(self, waiter: Waiter, what: str) -> tuple[list[int], Vec | None]:
+        """The next message; its vector is a copy."""
+        begun, heard, found = self._client.lay(None, reads=[0]), list[int](), list[Vec]()
+
+        def read(vecs: list[Vec], notes: list[list[int]]) -> None:
+            heard.extend(notes[0])
+            found.extend(vec.clone() for vec in vecs)
+
+        waiter.wait([begun], what)
+        begun.take(read)
+        return heard, found[0] if found else None
+
+
 class PassedOverGloo:
     """As broadcasts in a group of these ranks."""
 
@@ -76,8 +100,12 @@ class PassedOverGloo:
         return head, self._staging.up(Vec(parts)) if parts else None
 
 
-def passing(ranks: tuple[int, ...], numbers: int, like: Vec, transport: Transport) -> PassedInMemory | PassedOverGloo:
+def passing(
+    ranks: tuple[int, ...], numbers: int, like: Vec, transport: Transport
+) -> PassedHere | PassedInMemory | PassedOverGloo:
     """The way from the first of ``ranks`` to the others, who all ask for it now: ``numbers``, and vectors like this."""
+    if transport.in_step is not None:
+        return PassedHere(transport.in_step.beside(ranks, like.parts))
     kinds = [(wide(p.dtype), p.numel()) for p in like.parts]
     commons = transport.commons(ranks, like.parts)
     if commons is not None:

@@ -179,6 +179,26 @@ class Shift(NamedTuple):
     due: int
 
 
+class Lay(NamedTuple):
+    """A worker's part in exchange ``number`` of those who exchange here.
+
+    ``slot``: what it brings; −1: nothing. ``note``: what it says beside. ``sums``: whose vectors it wants the sum of,
+    each with its weight, divided by ``divisor``; ``reads``: whose it wants as they are. ``early``: it wants another
+    slot before the answer.
+    """
+
+    key: str
+    number: int
+    slot: int
+    note: Any
+    sums: list[tuple[int, float]]
+    divisor: int
+    reads: list[int]
+    early: bool
+    released: int
+    due: int
+
+
 class Close(NamedTuple):
     """The worker leaves a channel, or shared weights."""
 
@@ -244,6 +264,7 @@ KINDS: tuple[type[Any], ...] = (
     Meet,
     Add,
     Shift,
+    Lay,
     Close,
     Welcome,
     Answer,

@@ -19,6 +19,7 @@ import socket
 import struct
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from offbeat.live.host import messages as say
 from offbeat.live.host.adders import Adders, threads
 from offbeat.live.host.books import Books
 from offbeat.live.host.channel_server import ChannelServer
+from offbeat.live.host.exchange_server import ExchangeServer
 from offbeat.live.host.messages import Inbox, Malformed, packed
 from offbeat.live.host.weights_server import WeightsServer
 from offbeat.live.memory.arena import PAGE_BYTES, PAGES, WORDS_AT, Arena, DeviceSlots, SlotMemory
@@ -39,7 +41,7 @@ READ_BYTES = 1 << 18
 SWITCH_S = 0.0002  # how soon an adder lets go of the interpreter that the loop wants
 _USER = struct.Struct("3i")
 
-Server = ChannelServer | WeightsServer
+Server = ChannelServer | WeightsServer | ExchangeServer
 
 
 class Connection:
@@ -275,6 +277,8 @@ class Host:
         books = Books(self._arena, memory, self._adders)
         if plan["what"] == "weights":
             return WeightsServer(key, plan, books)
+        if plan["what"] == "exchanges":
+            return ExchangeServer(key, plan, books)
         return ChannelServer(key, plan, books, self._elsewhere)
 
     def _elsewhere(self, server: ChannelServer, worker: int) -> Elsewhere:
@@ -328,9 +332,8 @@ def serve(listener: socket.socket, token: str) -> None:
     torch.set_num_threads(threads())
     torch.set_grad_enabled(False)
     sys.setswitchinterval(SWITCH_S)
-    with contextlib.suppress(OSError):  # memory that all stand on is not the first to go when it is short
-        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-            file.write("-500")
+    with contextlib.suppress(OSError):  # what all stand on is not the first to go when memory is short
+        Path("/proc/self/oom_score_adj").write_text("-500", encoding="ascii")
     Host(listener, token).run()
 
 

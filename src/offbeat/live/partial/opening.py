@@ -31,7 +31,6 @@ from offbeat.live.transport.hub import Handler
 from offbeat.live.transport.island import Island
 from offbeat.live.transport.waiter import Waiter
 from offbeat.live.worker.channel_client import ChannelClient, Twin
-from offbeat.live.worker.line import Line, join, leave
 from offbeat.live.worker.slots import slots_for
 from offbeat.live.worker.weights_client import WeightsClient
 from offbeat.method.effects import Channel, Open, Share
@@ -68,7 +67,6 @@ class Opening:
         self._twin = twin
         self._board, self._transport, self._patience_s = board, transport, patience_s
         self._log, self._island, self._trace = log, island, trace
-        self._line: Line | None = None
         self.lines = Lines(board, transport.waiter)
         inside = None if island is None else island.inside.section(section) if section else island.inside
         self._inside = None if island is None or inside is None else Lines(inside, island.waiter)
@@ -90,7 +88,7 @@ class Opening:
         if nodes.count == 1:
             alone = Alone(channel, x, nodes, self._trace, me.seed, me.t, first_round, self._log)
             return Leader(alone, inside) if inside is not None else alone, None
-        if channel.codec is None and self._island is None and self._transport.are_on_one_host:
+        if channel.codec is None and self._transport.line is not None:
             client = self._at_host_process(channel, x, me, nodes, first_round)
             return Leader(client, inside) if inside is not None else client, None
         referee = Referee(channel.rules, nodes.count, me.seed, first_round)
@@ -138,7 +136,8 @@ class Opening:
         parameters = 0 if channel.rules.of_weights or channel.like is not None else me.parameters
         twin = self._twin if channel.rules.spares and nodes.per_node == 1 else None  # else the leader's alone would do
         plan = {**_plan_of(channel, nodes, me.seed, first), **self._memory_of(like, parameters)}
-        key, line = f"{self._board.name}/{channel.name}", self._joined()
+        key, line = f"{self._board.name}/{channel.name}", self._transport.line
+        assert line is not None
         word = line.join(key)
         slots = slots_for(line, like, _kinds(like), parameters, bool(plan["gpu"]), word)
         client = ChannelClient(
@@ -161,28 +160,17 @@ class Opening:
         return client
 
     def _memory_of(self, like: Vec, parameters: int) -> dict[str, Any]:
-        """What the host process must know of the vectors; ``gpu``: where its memory for them lies, if not on the host."""
+        """What the host process must know of vectors; ``gpu``: where its memory for them lies, if not on the host."""
         kinds = [(str(dtype).removeprefix("torch."), n) for dtype, n in _kinds(like)]
         gpu = self._transport.common_gpu(like.parts)
         self._transport.carriers.add("ipc" if gpu else "shm")
         return {"run": self._board.name, "kinds": kinds, "parameters": parameters, "gpu": gpu}
 
-    def _joined(self) -> Line:
-        if self._line is None:
-            look = lambda: self._board.check("the host process")  # noqa: E731
-            self._line = join(self._board.name, self._board.of_job, self._board.rank, self._patience_s, look)
-        return self._line
-
-    def _part(self) -> None:
-        if self._line is not None:
-            leave(self._board.name, self._line)
-            self._line = None
-
     def weights(self, effect: Share, me: Replica) -> SharedWeights | WeightsClient:
         """Weights that others may average with."""
         everyone = Nodes(me.size)
-        if self._island is None and self._transport.are_on_one_host:
-            key, line = f"{self._board.name}/weights", self._joined()
+        if (line := self._transport.line) is not None:
+            key = f"{self._board.name}/weights"
             plan = {"what": "weights", "size": me.size, **self._memory_of(effect.x, 0)}
             word = line.join(key)
             slots = slots_for(line, effect.x, _kinds(effect.x), 0, bool(plan["gpu"]), word)
@@ -206,13 +194,11 @@ class Opening:
 
     def close(self) -> None:
         """All ranks are through, and those who had a line have closed it."""
-        self._part()
         for lines in self._all_lines:
             lines.close(self._patience_s)
 
     def abandon(self) -> None:
         """Leave without waiting for anybody."""
-        self._part()
         for lines in self._all_lines:
             lines.abandon()
 

@@ -115,10 +115,8 @@ class Client:
     def hang_up(self) -> None:
         if not self.hung_up:
             self.hung_up = True
-            try:
+            with suppress(HostGone):
                 self.line.send(say.Close(self.key))
-            except HostGone:
-                pass
             self.line.part(self.key, self._word)
             self._slots.close()
 

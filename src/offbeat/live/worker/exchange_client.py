@@ -1,0 +1,207 @@
+"""A worker's side of exchanges in step (`offbeat.live.host.exchange_server`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offbeat.live.host import messages as say
+from offbeat.live.host.messages import Answer
+from offbeat.live.transport.board import Board
+from offbeat.live.worker.channel_client import Client
+from offbeat.live.worker.line import Line
+from offbeat.live.worker.slots import slots_for
+from offbeat.tensors.vector import Vec, wide
+
+Kinds = Sequence[tuple[torch.dtype, int]]
+
+
+class Exchanged:
+    """One that is under way: a work to wait for, and then what came of it."""
+
+    def __init__(self, client: ExchangeClient, number: int) -> None:
+        self._client, self._number = client, number
+        self._answer: Answer | None = None
+
+    def within(self, seconds: float) -> bool:
+        """Whether it is over; waits no longer than that."""
+        if self._answer is None:
+            self._answer = self._client.answered_within(self._number, seconds)
+        return self._answer is not None
+
+    def take(self, use: Callable[[list[Vec], list[Any]], object]) -> None:
+        """Let ``use`` read the vectors that were asked for, and what was said beside those that were read."""
+        assert self._answer is not None
+        use([self._client.read(refs) for refs, _ in self._answer.given], self._answer.about[1])
+        self._client.has_read(self._answer)
+        self._answer = None
+
+
+class ExchangeClient(Client):
+    """The exchanges of ``members``, whose ranks these are, with vectors of ``kinds`` that lie where ``like`` does."""
+
+    def __init__(
+        self,
+        key: str,
+        line: Line,
+        members: tuple[int, ...],
+        like: Vec,
+        kinds: Kinds,
+        gpu: str,
+        board: Board,
+        patience_s: float,
+    ) -> None:
+        word = line.join(key)
+        slots = slots_for(line, like, kinds, 0, bool(gpu), word)
+        super().__init__(key, line, word, slots, board, patience_s)
+        self.members, self.me = members, members.index(board.rank)
+        self._numbers, self._answers = 0, dict[int, Answer]()
+        self._unwanted: set[int] = set()  # exchanges to which this worker only brings something
+        self._last, self._unread = 0, set[int]()  # numbers of answers: the last, and those that are to be read
+        named = [(str(dtype).removeprefix("torch."), n) for dtype, n in kinds]
+        plan = {
+            "what": "exchanges",
+            "run": board.name,
+            "size": len(members),
+            "kinds": named,
+            "parameters": 0,
+            "gpu": gpu,
+        }
+        self.open(say.Open(key, self.me, plan, 0, False, False, word))
+
+    def lay(
+        self,
+        write: Callable[[Vec], None] | Vec | None,
+        *,
+        sums: Sequence[tuple[int, float]] = (),
+        divisor: int = 1,
+        reads: Sequence[int] = (),
+        note: Any = None,
+        later: bool = False,
+    ) -> Exchanged:
+        """The next exchange: bring a vector, or let ``write`` put one where it is to lie, or bring nothing.
+
+        ``sums``, ``reads``: see `messages.Lay`, by members. ``later``: the answer is waited for later.
+        """
+        slot = -1
+        if write is not None:
+            slot = self._room()
+            if isinstance(write, Vec):
+                self._slots.write(write, slot)
+            else:
+                write(self._slots.room(slot))
+                self._slots.wrote([slot])
+        number, self._numbers = self._numbers, self._numbers + 1
+        if not sums and not reads:
+            self._unwanted.add(number)
+        self.send(
+            say.Lay(
+                self.key,
+                number,
+                slot,
+                note,
+                list(sums),
+                divisor,
+                list(reads),
+                later,
+                self._answered,
+                self._slots.due(),
+            )
+        )
+        return Exchanged(self, number)
+
+    def _room(self) -> int:
+        while not self._grants:
+            self._sort(self._wait("a slot to write to"))
+        return self._grants.popleft()
+
+    def _sort(self, answer: Answer) -> None:
+        self._last = answer.number
+        if answer.how == "exchange" and answer.about[0] in self._unwanted:
+            self._unwanted.discard(answer.about[0])
+            self._answered = min(self._unread, default=self._last + 1) - 1
+        elif answer.how == "exchange":
+            self._answers[answer.about[0]] = answer
+            self._unread.add(answer.number)
+
+    def answered_within(self, number: int, seconds: float) -> Answer | None:
+        end_s = time.monotonic() + seconds
+        while number not in self._answers:
+            answer = self._heard_within(max(0.0, end_s - time.monotonic()))
+            if answer is None:
+                return None
+            self._sort(answer)
+        return self._answers.pop(number)
+
+    def read(self, refs: Sequence[say.Ref]) -> Vec:
+        return self._slots.read(refs)
+
+    def has_read(self, answer: Answer) -> None:
+        """Nothing of it is read any more."""
+        self._unread.discard(answer.number)
+        self._answered = min(self._unread, default=self._last + 1) - 1
+
+    def release(self) -> None:
+        """What was read is free for others at once."""
+        self.send(say.Release(self.key, self._answered, self._slots.due()))
+
+    def close(self) -> None:
+        self.hang_up()
+
+
+class InStep:
+    """The exchanges in step of a run whose workers are on one host. All members of one come to it alike.
+
+    ``gpu_of``: the GPU on which slots lie for vectors like these, if they do. ``carriers`` learns how vectors go.
+    """
+
+    def __init__(
+        self,
+        line: Line,
+        board: Board,
+        patience_s: float,
+        gpu_of: Callable[[Sequence[Tensor]], str],
+        carriers: set[str],
+    ) -> None:
+        self._line, self._board, self._patience_s, self._gpu_of = line, board, patience_s, gpu_of
+        self._clients: dict[str, ExchangeClient] = {}
+        self._once = self._besides = 0
+        self._carriers = carriers
+
+    def among(self, ranks: tuple[int, ...], tensors: Sequence[Tensor]) -> ExchangeClient:
+        """Those of ``ranks``, with vectors like these, in dtypes that can be summed."""
+        kinds = [(wide(t.dtype), t.numel()) for t in tensors]
+        name = f"{'-'.join(map(str, ranks))}/{','.join(f'{dtype}x{n}' for dtype, n in kinds)}/{tensors[0].device.type}"
+        if name not in self._clients:
+            self._clients[name] = self._client(name, ranks, tensors, kinds)
+        return self._clients[name]
+
+    def beside(self, ranks: tuple[int, ...], tensors: Sequence[Tensor]) -> ExchangeClient:
+        """Others of the same ranks and vectors, which are counted by themselves."""
+        self._besides += 1
+        name = f"beside {self._besides}/{ranks[0]}"
+        self._clients[name] = self._client(name, ranks, tensors, [(wide(t.dtype), t.numel()) for t in tensors])
+        return self._clients[name]
+
+    def _client(self, name: str, ranks: tuple[int, ...], tensors: Sequence[Tensor], kinds: Kinds) -> ExchangeClient:
+        gpu = self._gpu_of(tensors)
+        self._carriers.add("ipc" if gpu else "shm")
+        key = f"{self._board.name}/exchanges/{name}"
+        return ExchangeClient(key, self._line, ranks, Vec(tensors), kinds, gpu, self._board, self._patience_s)
+
+    def once(self, tensor: Tensor) -> ExchangeClient:
+        """One exchange of all, on the host, whose memory is given back when it is closed."""
+        self._once += 1
+        everyone = tuple(range(self._board.size))
+        key = f"{self._board.name}/once/{self._once}"
+        kinds = [(tensor.dtype, tensor.numel())]
+        return ExchangeClient(key, self._line, everyone, Vec([tensor]), kinds, "", self._board, self._patience_s)
+
+    def close(self) -> None:
+        for client in self._clients.values():
+            client.close()
+        self._clients = {}
