@@ -12,8 +12,8 @@ import torch
 from torch.nn import functional as F
 
 import offbeat as ob
-from offbeat.live.memory import adding, kernels
 from offbeat.live.carriers.staging import Staging
+from offbeat.live.memory import adding, kernels
 from offbeat.tensors.vector import Vec
 from tests.support.counted import AT_MOST, Seen, one_case
 from tests.support.flows import Flow, flow_of

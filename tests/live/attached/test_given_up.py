@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 import offbeat as ob
-from offbeat.live.transport.group import _look_at_the_parked
+from offbeat.live.carriers.group import _look_at_the_parked
 from tests.support.scenarios import CARRIERS, Call, Turns, in_turn, over
 
 pytestmark = pytest.mark.live

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 
 import offbeat as ob
-from offbeat.live.transport.island import checked
+from offbeat.live.carriers.island import checked
 from tests.support import islands
 from tests.support.forge import attempt
 from tests.support.scenarios import Told, scenario

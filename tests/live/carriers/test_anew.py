@@ -6,11 +6,11 @@ from functools import partial
 
 import pytest
 import torch
+from offbeat.live.carriers.shelves import Shelves
 from torch import nn
 
 import offbeat as ob
-from offbeat.live.carriers.shelves import Shelves
-from offbeat.live.transport.group import Group
+from offbeat.live.carriers.group import Group
 from offbeat.tensors.vector import Vec
 from tests.support.scenarios import Told, scenario
 

@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 
 import offbeat as ob
-from offbeat.live.transport import group
-from offbeat.live.transport.group import Group
+from offbeat.live.carriers import group
+from offbeat.live.carriers.group import Group
 from tests.support.forge import attempt
 from tests.support.nets import PATIENCE_S, net, sgd
 from tests.support.scenarios import Told, over, scenario

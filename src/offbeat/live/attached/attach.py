@@ -24,9 +24,9 @@ from offbeat.live.attached.recorder import NoRecorder, Recorder
 from offbeat.live.attached.stats import Log
 from offbeat.live.attached.training import Training
 from offbeat.live.transport import ending, processes
-from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import ConfigMismatch, OffbeatError, PeerFailed
 from offbeat.live.transport.meeting import meet
+from offbeat.live.worker.board import Board
 from offbeat.method.strategy import Method
 from offbeat.strategies import as_method
 

@@ -20,7 +20,7 @@ from offbeat.live.attached.flat import Flat
 from offbeat.live.attached.gradient import FlatGradient
 from offbeat.live.memory.hands import ONE, Pairs, Pieces
 from offbeat.live.transport.errors import OffbeatError
-from offbeat.live.transport.waiter import Work
+from offbeat.live.worker.waiter import Work
 from offbeat.tensors.vector import wide
 
 FIRST_BUCKET_BYTES = 2**20

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from offbeat.live.carriers.exchanges import Transport
+from offbeat.live.carriers.island import Island
 from offbeat.live.carriers.sent import Sent
 from offbeat.live.partial.endpoints import Endpoints
 from offbeat.live.transport.errors import OffbeatError
-from offbeat.live.transport.island import Island
 from offbeat.method.effects import (
     Batch,
     Begin,

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from offbeat.live.attached.flat import Flat
 from offbeat.live.carriers.exchanges import Transport
-from offbeat.live.transport.island import Island
+from offbeat.live.carriers.island import Island
 from offbeat.tensors.vector import wide
 
 

@@ -12,10 +12,10 @@ from offbeat.live.attached.equal import equalise
 from offbeat.live.attached.flat import Flat
 from offbeat.live.attached.stepping import Stepping
 from offbeat.live.carriers.exchanges import Transport
+from offbeat.live.carriers.island import Island
 from offbeat.live.partial.endpoints import Endpoints
-from offbeat.live.transport.board import Board
-from offbeat.live.transport.island import Island
 from offbeat.live.work import share
+from offbeat.live.worker.board import Board
 from offbeat.method.effects import Next, Turn
 
 

@@ -10,8 +10,8 @@ from offbeat.live.attached.recorder import NoRecorder
 from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.partial.endpoints import Endpoints
 from offbeat.live.transport import elsewhere
-from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
+from offbeat.live.worker.board import Board
 from offbeat.method.effects import Batch, Done, Next, Turn
 from offbeat.runs.order import Part
 from offbeat.tensors.vector import no_grad

@@ -24,14 +24,14 @@ from offbeat.live.attached.stats import Stats
 from offbeat.live.attached.stepping import Stepping
 from offbeat.live.attached.twin import ReplicaTwin
 from offbeat.live.carriers.exchanges import Transport
+from offbeat.live.carriers.island import Island
 from offbeat.live.partial.endpoints import Endpoints
 from offbeat.live.transport import elsewhere
-from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
-from offbeat.live.transport.island import Island
-from offbeat.live.transport.waiter import Waiter
 from offbeat.live.work import share
 from offbeat.live.work.follow import keep_up
+from offbeat.live.worker.board import Board
+from offbeat.live.worker.waiter import Waiter
 from offbeat.method.effects import Next
 from offbeat.method.replica import Replica
 from offbeat.method.strategy import Strategy

@@ -23,14 +23,14 @@ import torch
 from torch import Tensor
 
 from offbeat.live.carriers.commons import ADDED, LAID, Commons, Laid
+from offbeat.live.carriers.group import Group
 from offbeat.live.carriers.phases import TwoPhases
 from offbeat.live.carriers.sharing import all_have, shared
 from offbeat.live.memory.adding import add_in_place, stretch
 from offbeat.live.memory.hands import ONE, Hands
 from offbeat.live.transport import hosts
-from offbeat.live.transport.board import Board
-from offbeat.live.transport.group import Group
-from offbeat.live.transport.waiter import Waiter, Work
+from offbeat.live.worker.board import Board
+from offbeat.live.worker.waiter import Waiter, Work
 from offbeat.tensors.codec import Codec, reads_quickly
 from offbeat.tensors.stretches import CodedShare, Room, Stretches
 from offbeat.tensors.vector import Vec, wide

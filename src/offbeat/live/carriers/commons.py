@@ -29,9 +29,9 @@ from torch import Tensor
 from offbeat.live.carriers.memory import Kinds, nap, round_up, shared_memory, vector_bytes
 from offbeat.live.memory.adding import add_in_place, add_up, stretch
 from offbeat.live.memory.hands import ONE, Hands, Pairs, Pieces
-from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
-from offbeat.live.transport.waiter import Waiter
+from offbeat.live.worker.board import Board
+from offbeat.live.worker.waiter import Waiter
 from offbeat.tensors.vector import wide
 
 REGIONS = 1 << 12

@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
-from offbeat.live.transport.waiter import Waiter
+from offbeat.live.worker.board import Board
+from offbeat.live.worker.waiter import Waiter
 
 SAID = "shared"  # under which name a rank publishes that it has shared its memory, or why it could not
 DONE = "here"

@@ -18,16 +18,15 @@ from offbeat.live.carriers import gpus
 from offbeat.live.carriers.across import SUMS, Across, across
 from offbeat.live.carriers.coded import CodedExchanges
 from offbeat.live.carriers.commons import Commons
+from offbeat.live.carriers.group import LONG, Group
 from offbeat.live.carriers.porter import Porter
 from offbeat.live.carriers.sent import Sent
 from offbeat.live.carriers.sharing import shared
 from offbeat.live.memory.hands import ONE, Hands, Pieces
 from offbeat.live.transport import hosts
-from offbeat.live.transport.board import Board
-from offbeat.live.transport.group import LONG, Group
-from offbeat.live.transport.waiter import Waiter, Work
+from offbeat.live.worker.board import Board
 from offbeat.live.worker.exchange_client import ExchangeClient, Exchanged, InStep
-from offbeat.live.worker.line import Line, join, leave
+from offbeat.live.worker.waiter import Waiter, Work
 from offbeat.method.effects import Mix
 from offbeat.tensors.codec import sent_to
 from offbeat.tensors.sums import mean, weighted
@@ -55,10 +54,9 @@ class Transport:
         gpus.post(board, gpus.here(devices))
         waiter.until(lambda: gpus.all_have_posted(board), "the others to attach")
         self._equipment = gpus.posted(board)
-        self.line: Line | None = None
+        self.line = None if of_shards else board.line
         self.in_step: InStep | None = None
-        if board.size > 1 and self.are_on_one_host and not of_shards:
-            self.line = join(board.name, board.of_job, board.rank, waiter.patience_s, self._look)
+        if self.line is not None:
             self.in_step = InStep(self.line, board, waiter.patience_s, self.common_gpu, self.carriers)
         self._side: Group | None = None
         if board.size > 1 and self.in_step is None:
@@ -66,9 +64,6 @@ class Transport:
         self._hands = Hands(self.homes.count(self.homes[board.rank]))
         nccl = gpus.nccl_fits(self._equipment) and not of_shards  # its group is one of all ranks
         self._nccl: Any = dist.new_group(backend="nccl", timeout=LONG) if nccl else None
-
-    def _look(self) -> None:
-        self._board.check("the start of the host process")
 
     @property
     def homes(self) -> list[str]:
@@ -81,11 +76,6 @@ class Transport:
         return self.size if hosts.wanted() == "gloo" else len(set(self.homes))
 
     # Memory that a host's ranks share.
-
-    @property
-    def are_on_one_host(self) -> bool:
-        """Whether all ranks have one host process between them."""
-        return len(set(self.homes)) == 1 and hosts.wanted() in (None, "shm", "ipc")
 
     def common_gpu(self, tensors: Sequence[Tensor]) -> str:
         """The only GPU on which vectors lie that look like these, on all ranks; "": there is no such GPU."""
@@ -373,8 +363,6 @@ class Transport:
     def _leave_host(self) -> None:
         if self.in_step is not None:
             self.in_step.close()
-        if self.line is not None:
-            leave(self._board.name, self.line)
         self.in_step = self.line = None
 
     def _let_go(self, together: bool) -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from offbeat.live.transport import hosts
-from offbeat.live.transport.board import Board
+from offbeat.live.worker.board import Board
 
 
 @dataclass(frozen=True)

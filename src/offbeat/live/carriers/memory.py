@@ -25,8 +25,8 @@ from torch import Tensor
 
 from offbeat.live.carriers import doors
 from offbeat.live.memory.device import HANDLE_BYTES, Allocation, StreamWords
-from offbeat.live.transport.board import Board
-from offbeat.live.transport.waiter import Waiter
+from offbeat.live.worker.board import Board
+from offbeat.live.worker.waiter import Waiter
 
 LINE = 64
 CLOSE_S = 2.0  # for the others to close our memory, when all are through

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from offbeat.live.carriers.commons import Commons
 from offbeat.live.carriers.exchanges import Transport
+from offbeat.live.carriers.group import Group
 from offbeat.live.carriers.staging import Staging
-from offbeat.live.transport.group import Group
-from offbeat.live.transport.waiter import Waiter
 from offbeat.live.worker.exchange_client import ExchangeClient
+from offbeat.live.worker.waiter import Waiter
 from offbeat.tensors.vector import Vec, wide
 
 Kinds = list[tuple[torch.dtype, int]]

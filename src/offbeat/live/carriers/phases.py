@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from offbeat.live.transport.group import Group
+from offbeat.live.carriers.group import Group
 from offbeat.tensors.stretches import CodedShare
 from offbeat.tensors.vector import Vec
 

@@ -13,9 +13,9 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError, PeerFailed
-from offbeat.live.transport.waiter import Waiter
+from offbeat.live.worker.board import Board
+from offbeat.live.worker.waiter import Waiter
 
 LEAVE_S = 5.0
 

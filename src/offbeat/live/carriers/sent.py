@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from offbeat.live.transport.waiter import Work
+from offbeat.live.worker.waiter import Work
 from offbeat.method.effects import Ticket
 from offbeat.tensors.vector import Vec
 

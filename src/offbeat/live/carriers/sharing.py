@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from offbeat.live.carriers import doors
-from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
-from offbeat.live.transport.waiter import Waiter
+from offbeat.live.worker.board import Board
+from offbeat.live.worker.waiter import Waiter
 
 WHAT = "the ranks of this host to share memory"
 

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from offbeat.live.carriers.group import Group
 from offbeat.live.carriers.memory import nap, shared_memory, vector_bytes
-from offbeat.live.transport.board import Board
-from offbeat.live.transport.group import Group
-from offbeat.live.transport.waiter import Waiter, Work
+from offbeat.live.worker.board import Board
+from offbeat.live.worker.waiter import Waiter, Work
 from offbeat.tensors.vector import Vec
 
 WORDS_BYTES = 4096

@@ -199,6 +199,42 @@ class Lay(NamedTuple):
     due: int
 
 
+class Post(NamedTuple):
+    """A fact that all workers of a run are to know."""
+
+    key: str
+    name: str
+    value: str
+
+
+class Fail(NamedTuple):
+    """The worker's last words to the others."""
+
+    key: str
+    words: str
+
+
+class Bye(NamedTuple):
+    """The worker will leave, and is not to be missed."""
+
+    key: str
+
+
+class Ask(NamedTuple):
+    """What is everybody doing?"""
+
+    key: str
+    number: int
+
+
+class Ring(NamedTuple):
+    """The worker is through its batch of round ``r``; the bell rings when ``workers`` are."""
+
+    key: str
+    r: int
+    workers: int
+
+
 class Close(NamedTuple):
     """The worker leaves a channel, or shared weights."""
 
@@ -237,6 +273,38 @@ class Answer(NamedTuple):
     events: list[tuple[str, int]]
 
 
+class Fact(NamedTuple):
+    """Another worker has posted it."""
+
+    key: str
+    name: str
+    value: str
+
+
+class Failed(NamedTuple):
+    """Another worker's last words."""
+
+    key: str
+    worker: int
+    words: str
+
+
+class Gone(NamedTuple):
+    """Another worker has left without a farewell. ``ended``: its process has."""
+
+    key: str
+    worker: int
+    ended: bool
+
+
+class Doing(NamedTuple):
+    """What each worker is doing; of whom nothing is said, its process is stopped."""
+
+    key: str
+    number: int
+    said: list[tuple[int, str]]
+
+
 class Refused(NamedTuple):
     """The host process cannot do what was asked; ``words`` say why."""
 
@@ -265,9 +333,18 @@ KINDS: tuple[type[Any], ...] = (
     Add,
     Shift,
     Lay,
+    Post,
+    Fail,
+    Bye,
+    Ask,
+    Ring,
     Close,
     Welcome,
     Answer,
+    Fact,
+    Failed,
+    Gone,
+    Doing,
     Refused,
 )
 _NUMBER = {kind: number for number, kind in enumerate(KINDS)}

@@ -24,24 +24,27 @@ from typing import Any
 
 import torch
 
+from offbeat.basics.units import format_seconds
 from offbeat.live.host import messages as say
 from offbeat.live.host.adders import Adders, threads
 from offbeat.live.host.books import Books
 from offbeat.live.host.channel_server import ChannelServer
 from offbeat.live.host.exchange_server import ExchangeServer
+from offbeat.live.host.facts_server import BellServer, FactsServer
 from offbeat.live.host.messages import Inbox, Malformed, packed
 from offbeat.live.host.weights_server import WeightsServer
 from offbeat.live.memory.arena import PAGE_BYTES, PAGES, WORDS_AT, Arena, DeviceSlots, SlotMemory
 from offbeat.rounds.held import Elsewhere
 
 MOST_STRANGERS = 128  # that have not said who they are; the oldest must go
+DYING_S = 0.5  # after its line has closed, for a process to end
 FIRST_S = 120.0  # for the first worker to come
 GPU_LOOK_S = 0.0002  # how often words and streams of GPUs are looked at, while something is awaited there
 READ_BYTES = 1 << 18
 SWITCH_S = 0.0002  # how soon an adder lets go of the interpreter that the loop wants
 _USER = struct.Struct("3i")
 
-Server = ChannelServer | WeightsServer | ExchangeServer
+Server = ChannelServer | WeightsServer | ExchangeServer | FactsServer | BellServer
 
 
 class Connection:
@@ -51,7 +54,8 @@ class Connection:
         self.line, self._pages = line, pages
         self.inbox = Inbox(say.LONGEST_HELLO)
         self.out = bytearray()
-        self.rank, self.page, self.pidfd = -1, -1, -1
+        self.rank, self.page, self.pidfd, self.pid = -1, -1, -1, 0
+        self.dies_s: float | None = None  # its line has closed; until when its process may be seen to end
         self.workers: dict[str, int] = {}  # its number at each channel that it has come to
         self.words: dict[str, int] = {}  # which of its words belongs to that channel
         self.held: list[Any] = []  # messages that wait for a word, and those behind them
@@ -124,7 +128,7 @@ class Host:
         if isinstance(key.data, Connection):
             connection = key.data
             if key.fd == connection.pidfd:
-                self._part_with(connection)
+                self._part_with(connection, ended=True)
             elif events & selectors.EVENT_READ and connection in self._connections:
                 self._read(connection)
         else:
@@ -134,6 +138,7 @@ class Host:
         if self._adders.looks or any(connection.held for connection in self._connections):
             return GPU_LOOK_S
         wakes = [wakes_s for one in self._servers.values() if (wakes_s := one.wakes_s) is not None]
+        wakes += [one.dies_s for one in self._connections if one.dies_s is not None]
         if wakes:
             return max(0.0, min(wakes) - time.monotonic())
         return None if self._had_workers else 1.0
@@ -148,6 +153,9 @@ class Host:
                 for message in held:
                     self._hear(connection, message)
         now_s = time.monotonic()
+        for connection in list(self._connections):
+            if connection.dies_s is not None and now_s >= connection.dies_s:
+                self._part_with(connection)
         for server in list(self._servers.values()):
             if (wakes_s := server.wakes_s) is not None and now_s >= wakes_s:
                 server.silence(now_s)
@@ -162,7 +170,9 @@ class Host:
         for server in self._servers.values():
             server.flush()
         for connection in self._connections:
-            if connection.out:
+            if connection.dies_s is not None:
+                connection.out.clear()
+            elif connection.out:
                 wants = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.flush() else 0)
                 if self._selector.get_key(connection.line).events != wants:
                     self._selector.modify(connection.line, wants, connection)
@@ -186,7 +196,7 @@ class Host:
         try:
             data = connection.line.recv(READ_BYTES)
             if not data:
-                self._part_with(connection)
+                self._has_hung_up(connection)
                 return
             for message in connection.inbox.feed(data):
                 if connection.is_known:
@@ -196,7 +206,7 @@ class Host:
         except BlockingIOError:
             return
         except OSError:
-            self._part_with(connection)
+            self._has_hung_up(connection)
         except Malformed as error:
             if connection.is_known:
                 print(f"offbeat: rank {connection.rank} said {error}", file=sys.stderr)
@@ -208,7 +218,7 @@ class Host:
         pid, user, _ = _USER.unpack(connection.line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _USER.size))
         if user != os.getuid():
             raise Malformed(f"a token of this job from user {user}")
-        connection.is_known = self._had_workers = True
+        connection.is_known, connection.pid, self._had_workers = True, pid, True
         connection.rank, connection.page = message.rank, self._pages.pop()
         connection.inbox.longest = say.LONGEST
         with contextlib.suppress(OSError):  # of another pid namespace: then its line alone tells of its end
@@ -218,21 +228,34 @@ class Host:
         welcome = packed(say.Welcome(self._arena.nbytes, connection.page, os.getpid()))
         socket.send_fds(connection.line, [welcome], [self._arena.descriptor])
 
-    def _part_with(self, connection: Connection) -> None:
+    def _has_hung_up(self, connection: Connection) -> None:
+        """The lines of a process that ends close a moment before it is known to have ended."""
+        if connection.pidfd >= 0 and connection.workers:
+            self._selector.unregister(connection.line)
+            connection.dies_s = time.monotonic() + DYING_S
+        else:
+            self._part_with(connection)
+
+    def _part_with(self, connection: Connection, ended: bool = False) -> None:
         if connection not in self._connections:
             return
         self._connections.remove(connection)
-        self._selector.unregister(connection.line)
+        if connection.dies_s is None:
+            self._selector.unregister(connection.line)
         if connection.pidfd >= 0:
             self._selector.unregister(connection.pidfd)
         for key in list(connection.workers):
-            self._leave(connection, key)
+            self._leave(connection, key, ended)
         connection.close()
 
-    def _leave(self, connection: Connection, key: str) -> None:
+    def _leave(self, connection: Connection, key: str, ended: bool = False) -> None:
         worker, server = connection.workers.pop(key), self._servers.get(key)
         connection.words.pop(key, None)
-        if server is not None and server.leave(worker):
+        if isinstance(server, FactsServer):
+            all_have_left = server.leave(worker, ended)
+        else:
+            all_have_left = server is not None and server.leave(worker)
+        if server is not None and all_have_left:
             del self._servers[key]
             server.close()
 
@@ -268,6 +291,10 @@ class Host:
             connection.send(say.Refused(message.key, f"{type(error).__name__}: {error}"))
 
     def _server(self, key: str, plan: dict[str, Any]) -> Server:
+        if plan["what"] == "facts":
+            return FactsServer(key, plan, self._doing)
+        if plan["what"] == "bell":
+            return BellServer(key, plan, self._arena)
         kinds = [(getattr(torch, name), int(n)) for name, n in plan["kinds"]]
         memory: SlotMemory
         if plan["gpu"]:
@@ -294,8 +321,26 @@ class Host:
         }
         others = {key: one for key, one in self._servers.items() if key in connection.workers and key != server.key}
         rounds = {key: one.waits_for(connection.workers[key]) for key, one in others.items()}
-        inside = bool(page.get("inside")) or any(name != server.run for name in page.get("waits", ()))
+        inside = bool(page.get("inside")) or any(name != server.run for name, _, _ in page.get("waits", ()))
         return Elsewhere(inside, met, rounds)
+
+    def _doing(self, key: str, worker: int) -> str | None:
+        """What a worker is doing, in words; None: its process is stopped."""
+        connection = next((one for one in self._connections if one.workers.get(key) == worker), None)
+        if connection is None or _is_stopped(connection.pid):
+            return None
+        page, now_s = read_page(self._arena, connection.page), time.monotonic()
+        at = f", at {page['at']}" if page.get("at") else ""
+        for _, what, since_s in reversed(page.get("waits", ())):
+            return f"waits for {what}, since {format_seconds(now_s - since_s)}"
+        return f"is in a collective of the script's own{at}" if page.get("inside") else f"is busy{at}"
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(") ")[2].split()[0] in "Tt"
+    except OSError:
+        return False
 
 
 def _gpu(uuid: str, kinds: Any) -> torch.device:

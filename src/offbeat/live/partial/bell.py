@@ -11,8 +11,8 @@ import socket
 from collections.abc import Iterable
 
 from offbeat.live.partial.link import Link
-from offbeat.live.transport.board import Board
 from offbeat.live.transport.hub import Frame, Letter, Quiet, Word
+from offbeat.live.worker.board import Board
 from offbeat.rounds.bell import Rope
 
 

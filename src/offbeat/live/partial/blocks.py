@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from offbeat.live.carriers.across import Across, Coding, across
+from offbeat.live.carriers.group import Group
 from offbeat.live.carriers.phases import TwoPhases
 from offbeat.live.partial.buffers import RoundBuffer
-from offbeat.live.transport.board import Board
-from offbeat.live.transport.group import Group
-from offbeat.live.transport.waiter import Waiter
+from offbeat.live.worker.board import Board
+from offbeat.live.worker.waiter import Waiter
 from offbeat.method.effects import Channel
 from offbeat.tensors.codec import Codec
 from offbeat.tensors.stretches import CodedShare, Stretches

@@ -29,8 +29,8 @@ from offbeat.live.partial.coordinator import frame_of, pack
 from offbeat.live.partial.link import LOOK_S, Link
 from offbeat.live.partial.telling import OVER, PART, Telling
 from offbeat.live.transport import elsewhere
-from offbeat.live.transport.board import Board
 from offbeat.live.transport.hub import Frame, Word
+from offbeat.live.worker.board import Board
 from offbeat.method.effects import Channel, Got
 from offbeat.rounds.held import NEVER
 from offbeat.rounds.referee import Notice

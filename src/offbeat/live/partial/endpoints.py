@@ -9,17 +9,19 @@ import torch
 import torch.distributed as dist
 
 from offbeat.live.carriers.exchanges import Transport
+from offbeat.live.carriers.group import Group
+from offbeat.live.carriers.island import Island
 from offbeat.live.partial.bell import Bell, Rings
 from offbeat.live.partial.blocks import BlockSums
 from offbeat.live.partial.leaders import Leader
 from offbeat.live.partial.opening import AtChannel, Opening
 from offbeat.live.partial.pairs import SharedWeights, Visit
 from offbeat.live.transport import elsewhere
-from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
-from offbeat.live.transport.group import Group
-from offbeat.live.transport.island import Island
-from offbeat.live.worker.channel_client import ChannelClient, Twin
+from offbeat.live.worker.board import Board
+from offbeat.live.worker.channel_client import LOOK_S, ChannelClient, Twin
+from offbeat.live.worker.facts import HostBell
+from offbeat.live.worker.line import Line
 from offbeat.live.worker.weights_client import Meeting, WeightsClient
 from offbeat.method.effects import (
     Add,
@@ -87,7 +89,7 @@ class Endpoints:
         self._clerk: AtChannel | None = None
         self.step_over: Callable[[], None] | None = None  # called whenever the worker goes back to its own loop
         self._pairs: SharedWeights | WeightsClient | None = None
-        self._bell: Bell | None = None
+        self._bell: Bell | HostBell | None = None
         self._island = island
         self._sums: BlockSums | None = None
         self._first_round = self._wire_bytes = 0
@@ -111,7 +113,7 @@ class Endpoints:
         return 1 if self._channel is None else self._channel.per_node
 
     @property
-    def _ends(self) -> tuple[AtChannel | None, SharedWeights | WeightsClient | None, Bell | None]:
+    def _ends(self) -> tuple[AtChannel | None, SharedWeights | WeightsClient | None, Bell | HostBell | None]:
         return self._clerk, self._pairs, self._bell
 
     @property
@@ -254,14 +256,23 @@ class Endpoints:
         for beside in self._beside.values():
             beside.align(x, agree_on_largest)
 
-    def hang_bell(self) -> Bell:
+    def hang_bell(self) -> Bell | HostBell:
         """The bell of micro-batches; every rank comes here at its first step."""
         if self._bell is None:
             size = self._board.size
             self._refuse_if_open()
-            connection = self._opening.lines.meet(lambda: Rings(size), Nodes(size))
-            self._bell = Bell(connection, self._board, self._patience_s)
+            if (line := self._transport.line) is not None:
+                self._bell = HostBell(self._board.name, line, self._board.rank, size, self._answer_at)
+            else:
+                connection = self._opening.lines.meet(lambda: Rings(size), Nodes(size))
+                self._bell = Bell(connection, self._board, self._patience_s)
         return self._bell
+
+    def _answer_at(self, key: str, line: Line) -> Any:
+        """The host process's answer there."""
+        while (answer := line.heard_within(key, LOOK_S)) is None:
+            self._board.check("the bell")
+        return answer
 
     def ring(self, r: int, workers: int) -> None:
         """This worker is through its batch of round ``r``; alone, nobody listens."""

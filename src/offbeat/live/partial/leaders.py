@@ -16,9 +16,9 @@ from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.carriers.passing import passing
 from offbeat.live.partial.alone import Alone
 from offbeat.live.partial.clerk import Apply, Clerk
-from offbeat.live.transport.board import Board
-from offbeat.live.transport.waiter import Waiter
+from offbeat.live.worker.board import Board
 from offbeat.live.worker.channel_client import ChannelClient
+from offbeat.live.worker.waiter import Waiter
 from offbeat.method.effects import Channel, Got
 from offbeat.tensors.vector import Vec, wide
 from offbeat.topology.hierarchy import Nodes

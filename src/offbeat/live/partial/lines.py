@@ -7,9 +7,9 @@ import socket
 import sys
 from collections.abc import Callable
 
-from offbeat.live.transport.board import Board
 from offbeat.live.transport.hub import Entrance, Handler, Hub, connect, own_address
-from offbeat.live.transport.waiter import Waiter
+from offbeat.live.worker.board import Board
+from offbeat.live.worker.waiter import Waiter
 from offbeat.topology.hierarchy import Nodes
 
 # Threads answer for workers. They need the interpreter a few times a round, from a worker that

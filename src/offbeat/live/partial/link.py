@@ -11,9 +11,9 @@ import socket
 import threading
 from collections.abc import Callable
 
-from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError, PeerFailed
 from offbeat.live.transport.hub import Frame, Word, read_frame
+from offbeat.live.worker.board import Board
 
 LOOK_S = 0.1  # how often a waiting worker looks at the board
 LEAVE_S = 5.0

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from offbeat.live.carriers.exchanges import Transport
+from offbeat.live.carriers.island import Island
 from offbeat.live.host import messages as say
 from offbeat.live.host.channel_server import settings_of
 from offbeat.live.partial.alone import Alone
@@ -25,13 +26,12 @@ from offbeat.live.partial.leaders import Follower, Inside, Leader
 from offbeat.live.partial.lines import Lines
 from offbeat.live.partial.pairs import SharedWeights, Visits
 from offbeat.live.partial.telling import Telling, ToTheOthers
-from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.transport.hub import Handler
-from offbeat.live.transport.island import Island
-from offbeat.live.transport.waiter import Waiter
+from offbeat.live.worker.board import Board
 from offbeat.live.worker.channel_client import ChannelClient, Twin
 from offbeat.live.worker.slots import slots_for
+from offbeat.live.worker.waiter import Waiter
 from offbeat.live.worker.weights_client import WeightsClient
 from offbeat.method.effects import Channel, Open, Share
 from offbeat.method.replica import Replica

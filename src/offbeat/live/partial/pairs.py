@@ -14,16 +14,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from offbeat.live.carriers.group import Group
 from offbeat.live.carriers.sharing import shared
 from offbeat.live.carriers.staging import Staging
 from offbeat.live.carriers.visits import ByMessage, InMemory, VisitWay
 from offbeat.live.partial.link import LOOK_S, Link
 from offbeat.live.partial.telling import OVER, PART, Telling
 from offbeat.live.transport import hosts
-from offbeat.live.transport.board import Board
-from offbeat.live.transport.group import Group
 from offbeat.live.transport.hub import Frame, Letter, Quiet, Word
-from offbeat.live.transport.waiter import Waiter, Work
+from offbeat.live.worker.board import Board
+from offbeat.live.worker.waiter import Waiter, Work
 from offbeat.method.effects import Ticket
 from offbeat.rounds.seat import Diary
 from offbeat.rounds.shared import Retired, SharedVec

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from offbeat.live.partial.link import LOOK_S, Link
-from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import PeerFailed
 from offbeat.live.transport.hub import Frame, Letter, Quiet, Word
+from offbeat.live.worker.board import Board
 from offbeat.rounds.seat import THROUGH, Diary, Event
 
 OVER = "over"

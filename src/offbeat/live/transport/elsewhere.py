@@ -83,8 +83,8 @@ class _Here:
                     tell()
 
     def state(self) -> dict[str, Any]:
-        waits = list(dict.fromkeys(name for name, _, _ in self.waits))
-        return {"inside": self.depth > 0 or self.in_ddp, "waits": waits, "met": self.met}
+        inside = self.depth > 0 or self.in_ddp
+        return {"inside": inside, "at": _where() if inside else "", "waits": self.waits, "met": self.met}
 
 
 _here = _Here()
@@ -102,11 +102,16 @@ def in_words() -> str:
     """What the thread that trains is doing, for those who wait for it."""
     for _, what, since_s in reversed(list(_here.waits)):
         return f"waits for {what}, since {format_seconds(time.monotonic() - since_s)}"
+    where = f", at {at}" if (at := _where()) else ""
+    return f"is in a collective of the script's own{where}" if inside() else f"is busy{where}"
+
+
+def _where() -> str:
+    """The line of the script at which the thread that trains is."""
     frame = sys._current_frames().get(_here.thread)
     while frame is not None and kind_of(frame.f_code.co_filename) != THEIRS:
         frame = frame.f_back
-    where = "" if frame is None else f", at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-    return f"is in a collective of the script's own{where}" if inside() else f"is busy{where}"
+    return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 def report(own: str, of: Callable[[int], int]) -> Elsewhere:

@@ -28,6 +28,11 @@ def home() -> str:
         return f"pid {os.getpid()}"  # a system of another kind: everybody is a host of its own
 
 
+def home_of(rank: int) -> str:
+    """The same for two ranks that may have a host process between them: not where Gloo is wanted."""
+    return f"rank {rank}" if wanted() == "gloo" else home()
+
+
 def together(ranks: Sequence[int], homes: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """These ranks by the hosts they are on, in the order of each host's first; ``homes`` are those of all ranks."""
     found: dict[str, list[int]] = {}
@@ -44,6 +49,11 @@ def wanted() -> Carrier | None:
     if asked in get_args(Carrier):
         return cast(Carrier, asked)
     raise ValueError(f"{VARIABLE}={asked!r} is no carrier; use gloo, shm or ipc, or leave it out")
+
+
+def may_be_one(size: int) -> bool:
+    """Whether all ranks may be on one host, as far as the launcher says, and want a host process."""
+    return wanted() != "gloo" and os.environ.get("LOCAL_WORLD_SIZE", str(size)) == str(size)
 
 
 def restart() -> str:

@@ -34,8 +34,8 @@ def meet(
     judge: Callable[[dict[int, str], int], None],
     missing: Missing,
     ended: Callable[[int], bool] = lambda rank: False,
-) -> None:
-    """Post ``own``, and wait until all have posted theirs.
+) -> dict[int, str]:
+    """Post ``own``, and wait until all have posted theirs: what each has posted.
 
     ``judge`` hears what has been posted so far, and how many there will be: it may raise. The store may leave with the
     first rank that raises; so that rank stays until those who have come have seen what it saw, or for two seconds.
@@ -50,7 +50,7 @@ def meet(
             judge(posted, size)
             absent = [other for other in range(size) if other not in posted]
             if not absent:
-                return
+                return posted
             now_s = time.monotonic()
             if now_s - begun_s > patience_s:
                 raise missing(absent, patience_s, ended=False)

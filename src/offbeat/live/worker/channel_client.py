@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from offbeat.live.host import messages as say
 from offbeat.live.host.messages import Answer
-from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import OffbeatError
+from offbeat.live.worker.board import Board
 from offbeat.live.worker.line import HostGone, Line
 from offbeat.live.worker.slots import Slots
 from offbeat.method.effects import Channel, Got
@@ -74,7 +74,7 @@ class Client:
 
     def _heard_within(self, seconds: float) -> Answer | None:
         try:
-            answer = self.line.heard_within(self.key, seconds)
+            answer: Answer | None = self.line.heard_within(self.key, seconds)
         except HostGone as error:
             raise self._board.lost("the news of the host process") from error
         if answer is not None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from offbeat.live.host import messages as say
 from offbeat.live.host.messages import Answer
-from offbeat.live.transport.board import Board
+from offbeat.live.worker.board import Board
 from offbeat.live.worker.channel_client import Client
 from offbeat.live.worker.line import Line
 from offbeat.live.worker.slots import slots_for

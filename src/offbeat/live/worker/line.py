@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store
 
-from offbeat.live.host.messages import Answer, Inbox, Refused, packed
+from offbeat.live.host.messages import Inbox, Refused, packed
 from offbeat.live.memory.arena import WORDS, WORDS_AT, Mapping
 from offbeat.live.transport import elsewhere
 from offbeat.live.transport.errors import OffbeatError
@@ -32,8 +33,8 @@ class HostGone(OffbeatError):
 class Line:
     """Open for as long as a run of this process uses it."""
 
-    def __init__(self, token: str, rank: int, patience_s: float, look: Callable[[], None]) -> None:
-        self._socket, welcome, descriptor = start.connect(token, rank, patience_s, look)
+    def __init__(self, token: str, rank: int, patience_s: float) -> None:
+        self._socket, welcome, descriptor = start.connect(token, rank, patience_s)
         try:
             self.arena = Mapping(descriptor, welcome.arena_bytes)
         finally:
@@ -44,7 +45,8 @@ class Line:
         self._inbox = Inbox()
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
-        self._heard: dict[str, deque[Answer]] = {}
+        self._heard: dict[str, deque[Any]] = {}
+        self._ends_waits: dict[str, Callable[[Any], bool]] = {}
         self._words = list(range(WORDS))
         self.runs: set[str] = set()
         _open.add(self)
@@ -52,14 +54,20 @@ class Line:
 
     # What is said and heard.
 
-    def join(self, key: str) -> int:
-        """From now on this worker hears what is said at a channel. The word that is its own there."""
+    def join(self, key: str, ends_waits: Callable[[Any], bool] | None = None) -> int:
+        """From now on this worker hears what is said at a channel. The word that is its own there.
+
+        ``ends_waits``: whether a message is news for which a wait at another channel is to end.
+        """
         self._heard[key] = deque()
+        if ends_waits is not None:
+            self._ends_waits[key] = ends_waits
         return self._words.pop()
 
     def part(self, key: str, word: int) -> None:
         """No longer."""
         self._heard.pop(key, None)
+        self._ends_waits.pop(key, None)
         self._words.append(word)
 
     def send(self, message: Any) -> None:
@@ -68,16 +76,19 @@ class Line:
         except OSError as error:
             raise HostGone(_GONE) from error
 
-    def heard_within(self, key: str, seconds: float) -> Answer | None:
-        """The next answer at this channel; waits no longer than that."""
+    def heard_within(self, key: str, seconds: float) -> Any:
+        """The next message at this channel; waits no longer than that, and not when there is other news to look at."""
         answers = self._heard[key]
         if not answers:
             self._read(0.0)
-            if not answers and seconds:
-                self._read(seconds)
+            end_s, left_s = time.monotonic() + seconds, seconds
+            while not answers and left_s > 0 and not self._read(left_s):
+                left_s = end_s - time.monotonic()
         return answers.popleft() if answers else None
 
-    def _read(self, seconds: float) -> None:
+    def _read(self, seconds: float) -> bool:
+        """Hear what has come, or what comes first within so long. Whether there is news that ends a wait."""
+        found = False
         while self._poll.poll(seconds * 1e3):
             try:
                 data = self._socket.recv(READ_BYTES)
@@ -90,7 +101,10 @@ class Line:
                     raise OffbeatError(f"the host process refused: {message.words}")
                 if message.key in self._heard:
                     self._heard[message.key].append(message)
+                    ends = self._ends_waits.get(message.key)
+                    found = found or (ends is not None and ends(message))
             seconds = 0.0
+        return found
 
     # What is shown.
 
@@ -135,11 +149,11 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def join(run: str, store: Store, rank: int, patience_s: float, look: Callable[[], None]) -> Line:
+def join(run: str, store: Store, rank: int, patience_s: float) -> Line:
     """This process's line, for one run more."""
     token = start.token_of(store)
     if token not in _lines:
-        _lines[token] = Line(token, rank, patience_s, look)
+        _lines[token] = Line(token, rank, patience_s)
     line = _lines[token]
     line.runs.add(run)
     return line

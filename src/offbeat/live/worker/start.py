@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from torch._C._distributed_c10d import Store
 
@@ -35,15 +36,15 @@ def token_of(store: Store) -> str:
     return bytes(store.compare_set(name, "", secrets.token_hex(16))).decode()
 
 
-def connect(token: str, rank: int, patience_s: float, look: Callable[[], None]) -> tuple[socket.socket, Welcome, int]:
-    """A line to the host process, what it said, and the arena's descriptor. ``look`` is called while it is awaited."""
+def connect(token: str, rank: int, patience_s: float) -> tuple[socket.socket, Welcome, int]:
+    """A line to the host process, what it said, and the arena's descriptor."""
     end_s, name = time.monotonic() + patience_s, _name(token)
     while True:
         line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             line.connect(name)
             line.sendall(packed(Hello(token, rank)))
-            welcome = _welcome(line, end_s, look)
+            welcome = _welcome(line, end_s)
             if welcome is not None:
                 return (line, *welcome)
         except (ConnectionError, FileNotFoundError):
@@ -52,10 +53,20 @@ def connect(token: str, rank: int, patience_s: float, look: Callable[[], None]) 
             line.close()
             raise
         line.close()
-        look()
         if time.monotonic() > end_s:
             raise OffbeatError(f"the host process did not answer within {patience_s:g} s; its errors are on stderr")
         time.sleep(AGAIN_S)
+
+
+def prepare(store: Store) -> None:
+    """Start the host process, unless another worker has, or is about to."""
+    token = token_of(store)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(_name(token))  # it hears a stranger that says nothing, and leaves
+        except OSError:
+            with suppress(OSError):  # whoever joins will find out
+                _start(_name(token), token)
 
 
 def _name(token: str) -> bytes:
@@ -63,15 +74,14 @@ def _name(token: str) -> bytes:
     return b"\0offbeat-" + hashlib.sha256(b"name" + token.encode()).hexdigest()[:32].encode()
 
 
-def _welcome(line: socket.socket, end_s: float, look: Callable[[], None]) -> tuple[Welcome, int] | None:
+def _welcome(line: socket.socket, end_s: float) -> tuple[Welcome, int] | None:
     """None: it has closed the line without a word."""
     inbox, held = Inbox(), list[int]()
     line.settimeout(SLICE_S)
     while time.monotonic() < end_s:
         try:
             data, some, _, _ = socket.recv_fds(line, 4096, 4)
-        except TimeoutError:
-            look()
+        except TimeoutError:  # a signal is heard in between
             continue
         held += some
         if not data:

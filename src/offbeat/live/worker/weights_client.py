@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from offbeat.live.host import messages as say
 from offbeat.live.host.messages import Answer
-from offbeat.live.transport.board import Board
-from offbeat.live.transport.waiter import Waiter
+from offbeat.live.worker.board import Board
 from offbeat.live.worker.channel_client import LONG_BYTES, LOOK_S, Client
 from offbeat.live.worker.line import Line
 from offbeat.live.worker.slots import Slots
+from offbeat.live.worker.waiter import Waiter
 from offbeat.method.effects import Ticket
 from offbeat.rounds.seat import Event
 from offbeat.runs.trace import Round, Trace

@@ -15,8 +15,8 @@ from typing import Protocol
 from torch.distributed import Work as Gloos
 
 from offbeat.live.transport import elsewhere
-from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import PeerFailed
+from offbeat.live.worker.board import Board
 
 FIRST_SLICE = timedelta(milliseconds=20)
 SLICE = timedelta(milliseconds=100)

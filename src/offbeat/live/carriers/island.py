@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from offbeat.live.transport.board import Board
-from offbeat.live.transport.group import Group
-from offbeat.live.transport.waiter import Waiter
+from offbeat.live.carriers.group import Group
+from offbeat.live.worker.board import Board
+from offbeat.live.worker.waiter import Waiter
 
 Ranks = tuple[int, ...]
 
@@ -32,8 +32,10 @@ class Island:
         self.shard = islands[self.number].index(rank)
         self.size = len(islands[0])
         column = tuple(ranks[self.shard] for ranks in islands)
-        self.between = Board(store, f"{name}/shard-{self.shard}", self.number, len(islands), column)
-        self.inside = Board(store, f"{name}/island-{self.number}", self.shard, self.size, islands[self.number])
+        self.between = Board(store, f"{name}/shard-{self.shard}", self.number, len(islands), column, world.of_job)
+        self.inside = Board(
+            store, f"{name}/island-{self.number}", self.shard, self.size, islands[self.number], world.of_job
+        )
         self.between.beside, self.inside.beside = self.inside, self.between
         self.waiter = Waiter(self.inside, patience_s)
         self._group: Group | None = None

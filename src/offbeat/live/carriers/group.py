@@ -25,9 +25,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, AllToAllOptions
 
-from offbeat.live.transport.board import Board
 from offbeat.live.transport.errors import PeerFailed
-from offbeat.live.transport.waiter import Waiter
+from offbeat.live.worker.board import Board
+from offbeat.live.worker.waiter import Waiter
 
 CONNECT = timedelta(seconds=20)  # for the other members, once all have said that they are there
 LONG = timedelta(days=7)  # Gloo's own timeout kills a group for good; our patience is kept by the waiter

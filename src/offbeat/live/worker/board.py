@@ -15,17 +15,20 @@ import copy
 import json
 import secrets
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from offbeat.basics.units import format_ranks
-from offbeat.live.transport import elsewhere, meeting
-from offbeat.live.transport.errors import ConfigMismatch, PeerFailed
+from offbeat.live.transport import elsewhere, hosts, meeting
+from offbeat.live.transport.errors import ConfigMismatch, OffbeatError, PeerFailed
 from offbeat.live.transport.hub import Entrance, Hub, connect, own_address
 from offbeat.live.transport.lifeline import Failure, Lifeline, Roll
 from offbeat.live.transport.processes import rank_has_ended, this_process
+from offbeat.live.worker.facts import Facts
+from offbeat.live.worker.line import Line, join, leave
 
 POLL_S = 0.02  # how often a waiting worker looks up by itself: signals are heard then
 NEWS_S = 2.0  # how long a worker that lost a connection waits to hear whose it was
@@ -35,8 +38,17 @@ LEAVE_S = 5.0
 class Board:
     """Facts of one attached optimiser, and the line to those who post them."""
 
-    def __init__(self, store: Store, prefix: str, rank: int, size: int, members: tuple[int, ...] = ()) -> None:
-        self.of_job, self._store = store, PrefixStore(prefix, store)
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        rank: int,
+        size: int,
+        members: tuple[int, ...] = (),
+        of_job: Store | None = None,
+    ) -> None:
+        self.of_job, self._store = of_job or store, PrefixStore(prefix, store)
+        self.line: Line | None = None  # to the host process, where all have one between them
         self.name, self.rank, self.size = prefix, rank, size
         self.members = members or tuple(range(size))  # what the script calls those whom we number from 0
         self.beside: Board | None = None  # of the same run: who fails there is missing here as well
@@ -47,7 +59,7 @@ class Board:
         self._reached = -1
         self._made: dict[str, int] = {}
         self._hub: Hub | None = None
-        self._link: Lifeline | None = None
+        self._link: Lifeline | Facts | None = None
 
     # The beginning.
 
@@ -56,17 +68,16 @@ class Board:
         if self.size == 1:
             return
         try:
-            meeting.meet(
-                self._store,
-                self.rank,
-                self.size,
-                json.dumps(facts),
-                patience_s,
-                judge=_refuse,
-                missing=self._did_not_attach,
-                ended=lambda rank: rank_has_ended(self.members[rank]),
-            )
-            self._link = self._connect()
+            own = {**facts, _HOME: hosts.home_of(self.members[self.rank])}
+            if hosts.may_be_one(self.size):
+                prepare(self.of_job)  # it takes seconds to start, which the others may need to come here
+            told = self._meet("", json.dumps(own), patience_s, _refuse)
+            if len({json.loads(said)[_HOME] for said in told.values()}) == 1:
+                self.line = self._join_host(patience_s)
+            if self.line is None:
+                self._link = self._connect()
+            else:
+                self._link = Facts(self.name, self.line, self.rank, self.size, self.members.__getitem__)
             self._post(f"process/{self.rank}", json.dumps(this_process()))
         except RuntimeError as error:
             self.abandon()
@@ -76,6 +87,42 @@ class Board:
         except BaseException:
             self.abandon()
             raise
+
+    def _meet(
+        self, what: str, own: str, patience_s: float, judge: Callable[[dict[int, str], int], None]
+    ) -> dict[int, str]:
+        return meeting.meet(
+            PrefixStore(what, self._store) if what else self._store,
+            self.rank,
+            self.size,
+            own,
+            patience_s,
+            judge=judge,
+            missing=self._did_not_attach,
+            ended=lambda rank: rank_has_ended(self.members[rank]),
+        )
+
+    def _join_host(self, patience_s: float) -> Line | None:
+        """The line to the host process, if all have found theirs; else None on all ranks, and the first says why."""
+        line, why = None, ""
+        try:
+            line = join(self.name, self.of_job, self.members[self.rank], patience_s)
+        except (OSError, OffbeatError) as error:
+            why = str(error) or type(error).__name__
+        told = self._meet("host", why, patience_s, lambda posted, size: None)
+        failed = {rank: said for rank, said in told.items() if said}
+        if not failed:
+            return line
+        if line is not None:
+            leave(self.name, line)
+        if self.rank == 0:
+            rank, words = next(iter(sorted(failed.items())))
+            warnings.warn(
+                f"no host process can be used (rank {self.members[rank]}: {words}): vectors travel through Gloo, which "
+                "is slower",
+                stacklevel=2,
+            )
+        return None
 
     def _did_not_attach(self, absent: list[int], waited_s: float, ended: bool) -> PeerFailed:
         ranks = format_ranks([self.members[rank] for rank in absent])
@@ -152,6 +199,10 @@ class Board:
         """Sleep until there is news, and no longer than that; not at all if ``ready``, which is not missed."""
         if self._link is None:
             time.sleep(seconds)
+            return
+        if isinstance(self._link, Facts):
+            if not ready():
+                self._link.hear(seconds)
             return
         with self._link.changed:
             if not ready():
@@ -232,7 +283,7 @@ class Board:
         return {**heard, self.rank: elsewhere.in_words()}
 
     def _in_words(self, answers: dict[int, str]) -> str:
-        if 0 not in answers:
+        if 0 not in answers and isinstance(self._link, Lifeline):
             return f"rank {self.members[0]} {_SILENT}, so nothing is known of the others"
         said = [f"rank {self.members[r]} {_SILENT}" for r in range(self.size) if r not in answers]
         said += [f"rank {self.members[r]} {doing}" for r, doing in sorted(answers.items()) if r != self.rank]
@@ -286,17 +337,25 @@ class Board:
         """All are through."""
         if self._link is not None:
             self._link.close()
+        self._leave_host()
         if self._hub is not None:
             self._hub.join(LEAVE_S)
+
+    def _leave_host(self) -> None:
+        if self.line is not None:
+            leave(self.name, self.line)
+            self.line = None
 
     def abandon(self) -> None:
         """Leave without waiting for anybody; the others have been told why, if there was something to tell."""
         if self._link is not None:
             self._link.abandon()
+        self._leave_host()
         if self._hub is not None:
             self._hub.abandon()
 
 
+_HOME = "host"
 _STORE_GONE = "the job's store is gone: rank 0, or the launcher, has ended"
 _SILENT = "does not answer: its process is stopped, or something holds its interpreter"
 
@@ -308,9 +367,11 @@ def _failed(failure: Failure, during: str) -> PeerFailed:
 
 def _refuse(posted: dict[int, str], size: int) -> None:
     """Say what differs from rank 0, when all have posted what they are."""
-    if len(posted) < size or len(set(posted.values())) == 1:
+    if len(posted) < size:
         return
     facts = [json.loads(posted[rank]) for rank in range(size)]
+    for own in facts:
+        own.pop(_HOME)
     for rank, theirs in enumerate(facts):
         for fact, value in facts[0].items():
             if theirs.get(fact) != value:

@@ -1,0 +1,157 @@
+"""A worker's end of the facts of a run, and of its bell, at the host process.
+
+It has no thread. What the others have said waits in the worker's line, and is heard whenever the worker looks: before
+it says something, and while it waits. What it is doing, its page shows to whoever asks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from offbeat.live.host import messages as say
+from offbeat.live.transport.lifeline import ANSWER_S, Failure
+from offbeat.live.worker.line import HostGone, Line
+
+
+class Facts:
+    """Of one run. ``called``: the number under which the script knows a rank of ours."""
+
+    def __init__(self, run: str, line: Line, rank: int, size: int, called: Callable[[int], int]) -> None:
+        self._key, self._line, self._rank, self._called = f"{run}/facts", line, rank, called
+        self._facts: dict[str, str] = {}
+        self._failure: Failure | None = None  # the first one stays
+        self._answers: dict[int, dict[int, str]] = {}
+        self._questions = 0
+        self._over = False
+        self._word = line.join(self._key, self._is_news)
+        plan = {"what": "facts", "run": run, "size": size}
+        line.send(say.Open(self._key, rank, plan, 0, False, False, self._word))
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What is known, with all that has come by now."""
+        self.hear(0.0)
+        return self._facts
+
+    @property
+    def failure(self) -> Failure | None:
+        self.hear(0.0)
+        return self._failure
+
+    def _is_news(self, message: Any) -> bool:
+        """Whether a wait for something else is to end."""
+        return isinstance(message, say.Failed | say.Gone)
+
+    def hear(self, seconds: float) -> bool:
+        """Whether something has come; waits no longer than that for it."""
+        if self._over:
+            return False
+        try:
+            message = self._line.heard_within(self._key, seconds)
+            found = message is not None
+            while message is not None:
+                self._hear(message)
+                message = self._line.heard_within(self._key, 0.0)
+        except HostGone as error:
+            self._failure = self._failure or Failure(str(error), vanished=True)
+            return True
+        return found
+
+    def _hear(self, message: Any) -> None:
+        match message:
+            case say.Fact(name=name, value=value):
+                self._facts[name] = value
+            case say.Failed(worker=worker, words=words):
+                failure = Failure(f"rank {self._called(worker)} failed: {words}", vanished=False)
+                self._failure = self._failure or failure
+            case say.Gone(worker=worker, ended=ended):
+                why = "the process has ended" if ended else "its connection has closed"
+                failure = Failure(f"rank {self._called(worker)} gives no sign of life: {why}", vanished=True)
+                self._failure = self._failure or failure
+            case say.Doing(number=number, said=said):
+                self._answers[number] = dict(said)
+
+    def post(self, name: str, value: str) -> None:
+        """A fact, known here at once and to the others soon."""
+        self._facts[name] = value
+        self._say(say.Post(self._key, name, value))
+
+    def fail(self, words: str) -> None:
+        """My last words to the others; nothing where they have failed before me, and know."""
+        if self.failure is None:
+            self._say(say.Fail(self._key, words))
+
+    def ask_all(self, size: int, within_s: float = ANSWER_S) -> dict[int, str]:
+        """What each rank is doing; one that is not in it is stopped."""
+        self._questions += 1
+        number, end_s = self._questions, time.monotonic() + within_s
+        self._say(say.Ask(self._key, number))
+        while number not in self._answers and self._failure is None and (left_s := end_s - time.monotonic()) > 0:
+            self.hear(left_s)
+        return self._answers.pop(number, {})
+
+    def close(self) -> None:
+        """All are through."""
+        self._leave(say.Bye(self._key))
+
+    def abandon(self) -> None:
+        """Hang up; what there was to say has been said."""
+        self._leave(None)
+
+    def _leave(self, farewell: Any) -> None:
+        if not self._over:
+            if farewell is not None:
+                self._say(farewell)
+            self._say(say.Close(self._key))
+            self._over = True
+            self._line.part(self._key, self._word)
+
+    def _say(self, message: Any) -> None:
+        if not self._over:
+            with suppress(HostGone):  # whoever looks next hears so
+                self._line.send(message)
+
+
+class HostBell:
+    """This worker's ear and hand at the bell: the ear reads one number, in memory that all see."""
+
+    waited_s = 0.0
+
+    def __init__(self, run: str, line: Line, rank: int, size: int, wait: Callable[[str, Line], Any]) -> None:
+        self._key, self._line, self._mine = f"{run}/bell", line, -1
+        self._word = line.join(self._key)
+        plan = {"what": "bell", "run": run, "size": size}
+        line.send(say.Open(self._key, rank, plan, 0, False, False, self._word))
+        self._rung = line.arena.bytes_at(wait(self._key, line).about, 8)
+        self._over = False
+
+    @property
+    def rung(self) -> int:
+        """The last round whose bell has rung; −1: none has."""
+        return int.from_bytes(self._rung.tobytes(), "little") - 1
+
+    def ring(self, r: int, workers: int) -> None:
+        """I am through my batch of round ``r``; the bell rings when ``workers`` are."""
+        if r > max(self.rung, self._mine):
+            self._mine = r  # once a round: a step that is given up and made anew must not count as two workers
+            self._line.send(say.Ring(self._key, r, workers))
+
+    def finished(self) -> None:
+        """I shall ring no more."""
+
+    def close(self) -> None:
+        if not self._over:
+            self._over = True
+            with suppress(HostGone):
+                self._line.send(say.Close(self._key))
+            self._line.part(self._key, self._word)
+            self._rung = self._rung[:0]
+
+    def release(self) -> None:
+        """Nothing is kept."""
+
+    def abandon(self) -> None:
+        self.close()
