@@ -1,4 +1,4 @@
-"""Who may import whom (DESIGN.md, "The layers"), and what is public: read from the source, nothing is run."""
+"""Who may import whom (DESIGN.md, "The house"), and what is public: read from the source, nothing is run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MAY_IMPORT = {
 # A method in words, or none at all: who takes one as an argument asks what it stands for.
 ALSO = {"live/attached/attach.py": {"strategies"}, "sim/simulation.py": {"strategies"}}
 # Inside the live world: from the wire up to whole jobs.
-LIVE = ["transport", "carriers", "partial", "work", "attached", "job"]
+LIVE = ["transport", "memory", "host", "worker", "carriers", "partial", "work", "attached", "job"]
 # No clock, no network, no thread, no process: a property of these rooms, whatever is put into them.
 PURE = {*VALUES, "method", "strategies", "tasks"}
 
