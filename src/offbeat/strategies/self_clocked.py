@@ -6,7 +6,7 @@ Why the defaults are what they are; figures are losses at equal samples or of th
   groups would average nothing new, and whoever has learned something is drawn back to older weights.
 - *All together, up to 4 workers.* In pairs with a pause a character model ended 5.9 % above all-reduce, all together
   1.2 % below. A quorum of half costs 0.5 to 1.3 points of that, for half of the bytes. *Up to 16 on one host*: one sum
-  stands for what eight pairs would make; 16 workers of four speeds pay with 28 % on digits, and win 3 % on a Transformer.
+  stands for what eight pairs would make; 16 workers of four speeds lose 28 % on digits, and win 3 % on a Transformer.
 - *Pause 1.* After n steps of an exchange n more are taken first: half of the bytes, and each hand-in is worth more.
 - *Period 1 beyond 4 workers.* A period of 2 is as good on digits, and worse than the best rival on Fashion-MNIST, on a
   Transformer and with 1,024 workers where messages are cheap.

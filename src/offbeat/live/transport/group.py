@@ -5,8 +5,8 @@ workers as soon as some of them are made in pairs, and it would show up among th
 used, also between two: a wait for ``isend`` or ``irecv`` that runs out closes Gloo's connections for good, while a wait
 for a collective may be cut into slices.
 
-Two threads of one process that make groups at the same time can lock both sides, each waiting in the other's meeting. So
-groups that threads will use are made beforehand, by one thread, in one order.
+Two threads of one process that make groups at the same time can lock both sides, each waiting in the other's meeting.
+So groups that threads will use are made beforehand, by one thread, in one order.
 """
 
 from __future__ import annotations
