@@ -1,4 +1,4 @@
-"""Who may import whom (DESIGN.md, "The layers"), and what is public: read from the source, nothing is run."""
+"""Who may import whom (DESIGN.md, "The house"), and what is public: read from the source, nothing is run."""
 
 from __future__ import annotations
 

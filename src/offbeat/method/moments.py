@@ -59,7 +59,9 @@ def as_of_the_mean(
 
     Of its own gradients it knows the mean m and the mean square v, so their variance is v − m², and that of a mean of n
     of them is an n-th of it: m² + (v − m²)/n. Both corrected as Adam does. What the optimiser remembers stays its own:
-    v is linear in what it was before, so what was taken from it is put back afterwards.
+    v is linear in what it was before, so what was taken from it is put back afterwards. The newest gradient's square
+    still counts in full, (1 − β₂) of the whole: little as long as n is far below 1/(1 − β₂). (Twice the learning rate
+    instead moves the directions without noise, too: no better on average, and seeds lie further apart.)
     """
     taken: list[tuple[list[Tensor], list[Tensor], float]] = []
     if workers > 1:

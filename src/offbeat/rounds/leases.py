@@ -18,6 +18,11 @@ Whoever comes second is told, and nobody has it twice. Behind every word stands 
 was, as two thieves that take the same batch would write the same: the second one, told that this lies there now, would
 think that it was its own. Requests are generators that yield an `Op` and are sent its
 answer: the live world asks the job's store, and tests ask in every order.
+
+- A thief says that it holds a batch before it takes it: read in between, the batch is found twice and counted once.
+- A worker that leaves says that a batch takes it for ever: else its last one would be worth nobody's taking.
+- Leases are short, as what is begun cannot be taken back; a taken batch is not taken again by a third, as a thief takes
+  what it does in half of the time that all need for the rest.
 """
 
 from __future__ import annotations

@@ -11,7 +11,14 @@ many as there are. With less, sixteen who always came in the same order would ma
 **Drawing.** Where messages are quick, whoever comes finds nobody there: the others compute. With ``draws`` it then
 meets one of these, and after that another, each time one that it has not met lately, and of these the one that has been
 in no round for longest. Messages are quick while at most an eighth of all are in a round. Nobody is in two rounds at
-once, so that one that is stopped holds up those that it was in a round with, and nobody else.
+once, so that one that is stopped holds up those that it was in a round with, and nobody else. Without that:
+
+    A comes, draws B, is stopped       the sum of A and B waits for A
+    B comes; C is there: B and C meet  behind the round of A and B
+    C is not through; D draws C        and so on
+
+For the same reason every member says for itself that its exchange is over. After all have stood nobody draws before a
+step is over: each has asked how many rounds it has a part in, and one more would end in the middle of their average.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 On a CPU a strip of numbers is through all passes before the next one is read, so that it stays in the core's own cache.
 A call takes as long as some ten thousand numbers there, and fresh memory longer; so there are few of one, and none of
-the other.
+the other. Whether all buckets can be multiplied is asked at the end; the first strip is looked at before, so that
+vectors with many empty buckets do not pay twice. A product and a sum in one operation (``addcmul``), or a product with
+1/127 instead of a division, would turn numbers close to halfway the other way.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ Not ``dist.new_group``: that names a group after the number of groups this proce
 workers as soon as some of them are made in pairs, and it would show up among the user's groups. Only collectives are
 used, also between two: a wait for ``isend`` or ``irecv`` that runs out closes Gloo's connections for good, while a wait
 for a collective may be cut into slices.
+
+Two threads of one process that make groups at the same time can lock both sides, each waiting in the other's meeting.
+So groups that threads will use are made beforehand, by one thread, in one order.
 """
 
 from __future__ import annotations
@@ -129,7 +132,8 @@ class Group:
         """By a wait that runs out, which does that to all of them; one that is closed already refuses at once.
 
         That the others leave does not do: where one of two operations has failed, what was sent to it stays unread in
-        its connection, and the other one waits behind that for ever.
+        its connection, and the other one waits behind that for ever (seen with gdb, with a sum of two dtypes). Nor does
+        ``ProcessGroupGloo.abort``, which leaves a pending operation pending (torch 2.13).
         """
         for peer in set(range(len(self.ranks))) - {self._gloo.rank()}:
             with suppress(RuntimeError):
