@@ -325,7 +325,9 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--only", default="rounds,gpt")
     parser.add_argument("--cases", default="none,const,stalls", help="of the GPTs")
-    parser.add_argument("--methods", default="", help="of the GPTs: some of eager, wagma, self_clocked, …; all if left out")
+    parser.add_argument(
+        "--methods", default="", help="of the GPTs: some of eager, wagma, self_clocked, …; all if left out"
+    )
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=25)
     given = parser.parse_args()

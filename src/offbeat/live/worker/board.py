@@ -29,6 +29,7 @@ from offbeat.live.transport.lifeline import Failure, Lifeline, Roll
 from offbeat.live.transport.processes import rank_has_ended, this_process
 from offbeat.live.worker.facts import Facts
 from offbeat.live.worker.line import Line, join, leave
+from offbeat.live.worker.start import prepare
 
 POLL_S = 0.02  # how often a waiting worker looks up by itself: signals are heard then
 NEWS_S = 2.0  # how long a worker that lost a connection waits to hear whose it was
