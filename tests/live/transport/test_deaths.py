@@ -111,9 +111,9 @@ Case = tuple[str, str, str, int, str]
 def cases() -> list[Case]:
     if FULL:
         return [(m, s, *end, way) for m in METHODS for s in STATES for end in ENDS for way in CARRIERS]
-    # A method sees every carrier, all ranks and most ways to end. 4 and 9 have no common factor: no case comes twice.
+    # A method sees every carrier, all ranks and most ways to end; nine methods see every end over every carrier.
     return [
-        (method, state, *ENDS[(m + 4 * s) % len(ENDS)], CARRIERS[(m + s) % len(CARRIERS)])
+        (method, state, *ENDS[(m + 4 * s) % len(ENDS)], CARRIERS[(m // len(ENDS) + s) % len(CARRIERS)])
         for m, method in enumerate(METHODS)
         for s, state in enumerate(STATES)
     ]

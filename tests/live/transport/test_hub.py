@@ -133,8 +133,8 @@ def test_where_its_unix_socket_is_not_found_a_hub_is_spoken_to_over_tcp(
 METHODS = (ob.eager(), ob.self_clocked(), ob.ad_psgd(), ob.allreduce())
 
 
-def dialled(rank: int, strategy: ob.Strategy, without_unix: bool = False) -> int:
-    """How many connections to hubs this rank makes over TCP in a run."""
+def dialled(rank: int, strategy: ob.Strategy) -> int:
+    """How many connections this rank makes over TCP in a run."""
     made, dial = list[Any](), socket.create_connection
 
     def counted(address: Any, *args: Any, **named: Any) -> socket.socket:
@@ -143,8 +143,6 @@ def dialled(rank: int, strategy: ob.Strategy, without_unix: bool = False) -> int
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket, "create_connection", counted)
-        if without_unix:
-            patch.setattr(hubs, "_connect_here", lambda token: None)
         trained(rank, strategy, steps=2)
     return len(made)
 
@@ -154,12 +152,6 @@ def on_one_host(rank: int) -> list[int]:
     return [dialled(rank, strategy) for strategy in METHODS]
 
 
-@scenario(2)
-def without_unix_sockets(rank: int) -> list[int]:
-    return [dialled(rank, ob.eager(), without_unix=True)]
-
-
 @pytest.mark.live
-def test_in_a_run_on_one_host_no_hub_is_spoken_to_over_tcp(told: Told) -> None:
+def test_in_a_run_on_one_host_nobody_is_spoken_to_over_tcp(told: Told) -> None:
     assert told(on_one_host) == [[0] * len(METHODS)] * 2
-    assert all(made > 0 for (made,) in told(without_unix_sockets))

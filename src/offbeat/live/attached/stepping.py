@@ -52,6 +52,7 @@ class Stepping:
             if isinstance(self._driver.asks, Next):
                 self._driver.turn(Turn.WORK)
             self._hang_bell()
+        self._endpoints.look()
         self.has_begun = True
 
     def end(self) -> None:

@@ -196,6 +196,12 @@ class Endpoints:
             self._clerk, self._sums = self._opening.channel(effect, me, self._agreed_first_round())
         self._channel = effect.channel
 
+    def look(self) -> None:
+        """In the middle of a step."""
+        for end in (self, *self._beside.values()):
+            if isinstance(end._clerk, ChannelClient):
+                end._clerk.look()
+
     def _told_of_steps(self) -> Callable[[], None] | None:
         """Those who are to hear that a step is over, as one call."""
         ends = [one for end in (self, *self._beside.values()) for one in (end._clerk, end._pairs)]

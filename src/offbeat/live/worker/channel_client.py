@@ -228,9 +228,15 @@ class ChannelClient(Client):
         """Whether a deposit now would wait for nothing. (Where results are never late, it has waited already.)"""
         self._board.check()
         self._listen()
-        if not self._waits and self._log is not None:
+        found = not self._waits and self._slots.is_fetched
+        if found and self._log is not None:
             self._log.append((THROUGH, step))
-        return not self._waits
+        return found
+
+    def look(self) -> None:
+        """In the middle of a step: let what has come be on its way to where this worker will read it."""
+        if self._looks_ahead and not self._slots.keeps:
+            self._listen()
 
     def _wait_until_through(self) -> None:
         self._listen()
@@ -266,6 +272,9 @@ class ChannelClient(Client):
         if answer.how in ("needed", "more"):
             self._told.append(answer)
             self._waits = self._waits and answer.how != "needed"
+            newest = -1 if self._channel.rules.of_weights else 0  # of weights no other is taken
+            given = [refs for one in self._told for refs, said in one.given[newest:] if len(said) > 2][newest:]
+            self._slots.fetch([slot for refs in given for slot, _ in refs])
         elif answer.how == "hint":
             self._hinted = True
         elif answer.how == "spare":

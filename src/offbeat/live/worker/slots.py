@@ -63,6 +63,14 @@ class OnHost:
     def _room(self) -> Vec:
         return Vec([torch.empty(n, dtype=dtype) for dtype, n in self.memory.kinds])
 
+    def fetch(self, slots: Sequence[int]) -> None:
+        """These will be read soon: bring them where the worker's vectors are, beside what it computes."""
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether they are there."""
+        return True
+
     def each(self, slots: Sequence[int]) -> list[Vec]:
         """These by themselves."""
         return [self._vec(slot) for slot in slots]
@@ -146,10 +154,12 @@ class ThroughHost(OnHost):
         first = next(device for device in self._devices if device.type == "cuda")
         self._words = _Words(line, word, first)
         self._down = {d: torch.cuda.Stream(d) for d in self._devices if d.type == "cuda"}
+        self._up = {d: torch.cuda.Stream(d) for d in self._down}
         self._stage: Vec | None = None
         self._staged: int | None = None  # the slot whose numbers are in the stage
-        self._stages: list[Vec] = []
+        self._stages: list[tuple[Vec, list[Any]]] = []  # free, when the worker's streams have come so far
         self._lent: list[Vec] = []
+        self._fetched: dict[int, tuple[Vec, list[Any]]] = {}  # by slot, what is on its way up or there
         self._registered: dict[int, int] = {}
         self._rooms: dict[int, Vec] = {}
 
@@ -191,19 +201,58 @@ class ThroughHost(OnHost):
             else:
                 into.copy_(part)
 
+    def fetch(self, slots: Sequence[int]) -> None:
+        self._give_back([stage for slot in list(self._fetched) if slot not in slots for stage in self._drop(slot)])
+        for slot in slots:
+            if slot not in self._fetched and slot != self._staged:
+                stage, free = self._stages.pop() if self._stages else (self._new(), [])
+                for stream in self._up.values():
+                    for event in free:
+                        stream.wait_event(event)
+                for into, part in zip(stage.parts, self._host(slot).parts, strict=True):
+                    if into.is_cuda:
+                        with torch.cuda.stream(self._up[into.device]):
+                            into.copy_(part, non_blocking=True)
+                    else:
+                        into.copy_(part)
+                self._fetched[slot] = stage, [stream.record_event() for stream in self._up.values()]
+
+    @property
+    def is_fetched(self) -> bool:
+        return all(event.query() for _, events in self._fetched.values() for event in events)
+
+    def _drop(self, slot: int) -> list[Vec]:
+        """What was fetched in vain."""
+        stage, events = self._fetched.pop(slot)
+        for event, device in zip(events, self._up, strict=True):
+            torch.cuda.current_stream(device).wait_event(event)
+        return [stage]
+
     def _vec(self, slot: int) -> Vec:
         if slot == self._staged and self._stage is not None:
             return self._stage
-        stage = self._stages.pop() if self._stages else self._new()
-        self._lent.append(stage)
+        if slot in self._fetched:
+            (stage,) = self._drop(slot)
+            self._lent.append(stage)
+            return stage
+        stage = self._room()
         for into, part in zip(stage.parts, self._host(slot).parts, strict=True):
             into.copy_(part, non_blocking=True)
         return stage
 
     def _room(self) -> Vec:
-        stage = self._stages.pop() if self._stages else self._new()
+        stage, free = self._stages.pop() if self._stages else (self._new(), [])
+        for event in free:
+            for device in self._down:
+                torch.cuda.current_stream(device).wait_event(event)
         self._lent.append(stage)
         return stage
+
+    def _give_back(self, stages: list[Vec]) -> None:
+        """They may serve again when the worker's streams have read them."""
+        if stages:
+            events = [torch.cuda.current_stream(device).record_event() for device in self._down]
+            self._stages += [(stage, events) for stage in stages]
 
     def read(self, refs: Sequence[Ref], plus: int | None = None) -> Vec:
         vec = super().read(refs, plus)
@@ -222,7 +271,8 @@ class ThroughHost(OnHost):
 
     def due(self) -> int:
         """What was read into stages is there by then, too, so that these may serve again."""
-        self._stages, self._lent = [*self._stages, *self._lent], []
+        lent, self._lent = self._lent, []
+        self._give_back(lent)
         first, *others = self._down.items()
         device, stream = first
         stream.wait_stream(torch.cuda.current_stream(device))
@@ -237,7 +287,7 @@ class ThroughHost(OnHost):
         self._words.close()
         for address in self._registered.values():
             call_driver("cuMemHostUnregister", ctypes.c_void_p(address))
-        self._registered, self._stages, self._lent, self._stage = {}, [], [], None
+        self._registered, self._stages, self._lent, self._stage, self._fetched = {}, [], [], None, {}
         super().close()
 
 
