@@ -54,10 +54,10 @@ class Transport:
         gpus.post(board, gpus.here(devices))
         waiter.until(lambda: gpus.all_have_posted(board), "the others to attach")
         self._equipment = gpus.posted(board)
-        self.line = None if of_shards else board.line
+        self.line = None if of_shards else board.line  # where rounds and visits are the host process's
         self.in_step: InStep | None = None
-        if self.line is not None:
-            self.in_step = InStep(self.line, board, waiter.patience_s, self.common_gpu, self.carriers)
+        if board.line is not None:
+            self.in_step = InStep(board.line, board, waiter.patience_s, self.common_gpu, self.carriers)
         self._side: Group | None = None
         if board.size > 1 and self.in_step is None:
             self._side = Group("side", self._everyone, board, waiter)
