@@ -45,6 +45,7 @@ def connect(token: str, rank: int, patience_s: float, look: Callable[[], None]) 
             line.sendall(packed(Hello(token, rank)))
             welcome = _welcome(line, end_s, look)
             if welcome is not None:
+                reap()
                 return (line, *welcome)
         except (ConnectionError, FileNotFoundError):
             _start(name, token)
@@ -95,7 +96,10 @@ def _start(name: bytes, token: str) -> None:
 
 
 def spawn_python(listener: socket.socket, token: str) -> None:
-    """A process of its own: in a session of its own, so that what ends the workers' group does not end it."""
+    """A process of its own: in a session of its own, so that what ends the workers' group does not end it.
+
+    It is no child of this one, which may end or live on when it likes: the child that starts it has ended by then.
+    """
     child = subprocess.Popen(
         [sys.executable, "-c", _STARTS, process.__file__],
         stdin=subprocess.PIPE,
@@ -112,6 +116,8 @@ def spawn_python(listener: socket.socket, token: str) -> None:
 # The package's own faces import everything: this process needs torch and a few files. It is found where it lies.
 _STARTS = """
 import os, sys, types
+if os.fork():
+    os._exit(0)
 package = os.path.abspath(os.path.join(os.path.dirname(sys.argv[1]), "..", ".."))
 for name in ("", ".live"):
     module = types.ModuleType("offbeat" + name)
@@ -121,12 +127,12 @@ from offbeat.live.host.process import main
 main()
 """
 
-children: list[subprocess.Popen[bytes]] = []  # started here, and maybe not ended
+children: list[subprocess.Popen[bytes]] = []  # that started one, and that nobody has asked for how they ended
 spawn: Callable[[socket.socket, str], None] = spawn_python
 
 
 def reap() -> None:
-    """Those that have ended are no zombies; of others nobody complains."""
+    """Those that have ended are no zombies."""
     for child in list(children):
         if child.poll() is not None:
             children.remove(child)
