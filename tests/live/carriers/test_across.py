@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 import offbeat as ob
 from offbeat.live.carriers import across
-from offbeat.live.transport import hosts
 from offbeat.live.carriers.across import Across, Coding
 from offbeat.live.carriers.commons import Commons
 from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.memory.hands import Pairs
+from offbeat.live.transport import hosts
 from offbeat.tensors.vector import Vec
 from tests.support import forge, namespaces
 from tests.support.forge import Job

@@ -17,9 +17,9 @@ from torch import Tensor
 
 import offbeat as ob
 from offbeat.live.carriers import doors, memory
-from offbeat.live.memory import device
 from offbeat.live.carriers.memory import DeviceMemory
 from offbeat.live.carriers.sharing import shared
+from offbeat.live.memory import device
 from tests.support.nets import net, sgd
 from tests.support.scenarios import Told, scenario
 
