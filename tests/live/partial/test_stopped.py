@@ -81,7 +81,9 @@ def stopped(rank: int, name: str, numbers: str, victim: int, where: str) -> tupl
     if rank == victim:
         be_stopped(key, where, step)
     else:
-        hear(f"{key} stops")
+        while not said(f"{key} stops"):  # it may need somebody to come to that moment
+            step()
+            time.sleep(0.001)
         for _ in range(MEANWHILE):
             step()
             time.sleep(0.001)
@@ -191,7 +193,6 @@ CASES = [
         ("long", 1, "computing"),
         *((list(NUMBERS)[(m + k) % len(NUMBERS)], (m + 2 * k) % SIZE, moment) for k, moment in enumerate(MOMENTS)),
     )
-    if name != "self_clocked" or where != "reading"  # who comes alone starts no round there, and is given nothing
 ]
 
 

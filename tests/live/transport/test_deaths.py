@@ -113,7 +113,7 @@ def cases() -> list[Case]:
         return [(m, s, *end, way) for m in METHODS for s in STATES for end in ENDS for way in CARRIERS]
     # A method sees every carrier, all ranks and most ways to end. 4 and 9 have no common factor: no case comes twice.
     return [
-        (method, state, *ENDS[(m + 4 * s) % len(ENDS)], CARRIERS[(m + s) % len(CARRIERS)])
+        (method, state, *ENDS[(m + 4 * s) % len(ENDS)], CARRIERS[(m // len(ENDS) + s) % len(CARRIERS)])
         for m, method in enumerate(METHODS)
         for s, state in enumerate(STATES)
     ]
