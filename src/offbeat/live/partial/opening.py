@@ -12,6 +12,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.host import messages as say
@@ -161,7 +162,7 @@ class Opening:
         return client
 
     def _memory_of(self, like: Vec, parameters: int) -> dict[str, Any]:
-        """What the host process must know of the vectors; ``gpu``: where its memory for them lies, if not on the host."""
+        """What the host process must know of the vectors; ``gpu``: where its memory for them lies, or none."""
         kinds = [(str(dtype).removeprefix("torch."), n) for dtype, n in _kinds(like)]
         gpu = self._transport.common_gpu(like.parts)
         self._transport.carriers.add("ipc" if gpu else "shm")
@@ -170,7 +171,10 @@ class Opening:
     def _joined(self) -> Line:
         if self._line is None:
             look = lambda: self._board.check("the host process")  # noqa: E731
-            self._line = join(self._board.name, self._board.of_job, self._board.rank, self._patience_s, look)
+            try:
+                self._line = join(self._board.name, self._board.of_job, self._board.rank, self._patience_s, look)
+            except dist.DistNetworkError as error:  # the store's host has ended
+                raise self._board.lost("the way to the host process") from error
         return self._line
 
     def _part(self) -> None:

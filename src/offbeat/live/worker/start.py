@@ -79,9 +79,14 @@ def _welcome(line: socket.socket, end_s: float, look: Callable[[], None]) -> tup
             return None
         for message in inbox.feed(data):
             assert isinstance(message, Welcome)
+            if not held:
+                raise OffbeatError(_NO_ROOM)
             line.settimeout(None)
             return message, held[0]
     return None
+
+
+_NO_ROOM = "the host process hands its memory over as a file: Too many open files: raise their limit (ulimit -n)"
 
 
 def _start(name: bytes, token: str) -> None:
