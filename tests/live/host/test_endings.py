@@ -284,3 +284,11 @@ def test_workers_that_live_on_after_a_run_keep_nothing_of_it(ends: dict[str, lis
         assert (after.hosts, after.memory, after.files) == (frozenset(), frozenset(), frozenset())
         assert not [name for name in after.sockets if "offbeat" in name]
         assert children == []
+
+
+def test_a_host_process_that_cannot_start_is_not_started_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = []
+    monkeypatch.setattr(start, "spawn", lambda listener, token: tokens.append(token))  # it ends at once
+    with pytest.raises(ob.OffbeatError, match="has ended 3 times before it answered; its errors are on stderr"):
+        start.connect("0" * 32, 0, LONG_S, lambda: None)
+    assert tokens == ["0" * 32] * start.TRIES

@@ -12,6 +12,7 @@ import random
 import resource
 import socket
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,7 @@ def beside_many(rank: int) -> tuple[int, bool, float]:
     else:
         run.steps()
     oldest = idle[: MANY - MOST_STRANGERS]
-    closed = sum(is_closed(one, CLOSED) == CLOSED for one in oldest)
+    closed = len(list(takewhile(lambda one: is_closed(one, CLOSED) == CLOSED, oldest)))
     for one in idle:
         one.close()
     run.steps()

@@ -26,6 +26,7 @@ from offbeat.live.transport.errors import OffbeatError
 
 QUEUE = 1024  # connections that wait to be let in
 AGAIN_S = 0.01
+TRIES = 3  # a host process that ends before it answers does so for a reason
 SLICE_S = 0.1
 
 
@@ -37,7 +38,7 @@ def token_of(store: Store) -> str:
 
 def connect(token: str, rank: int, patience_s: float, look: Callable[[], None]) -> tuple[socket.socket, Welcome, int]:
     """A line to the host process, what it said, and the arena's descriptor. ``look`` is called while it is awaited."""
-    end_s, name = time.monotonic() + patience_s, _name(token)
+    end_s, name, tries = time.monotonic() + patience_s, _name(token), 0
     while True:
         line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -48,7 +49,12 @@ def connect(token: str, rank: int, patience_s: float, look: Callable[[], None]) 
                 reap()
                 return (line, *welcome)
         except (ConnectionError, FileNotFoundError):
-            _start(name, token)
+            if tries == TRIES:
+                line.close()
+                raise OffbeatError(
+                    f"the host process has ended {TRIES} times before it answered; its errors are on stderr"
+                ) from None
+            tries += _start(name, token)
         except BaseException:
             line.close()
             raise
@@ -89,15 +95,16 @@ def _welcome(line: socket.socket, end_s: float, look: Callable[[], None]) -> tup
 _NO_ROOM = "the host process hands its memory over as a file: Too many open files: raise their limit (ulimit -n)"
 
 
-def _start(name: bytes, token: str) -> None:
-    """Unless another worker is about to."""
+def _start(name: bytes, token: str) -> bool:
+    """Unless another worker is about to. Whether this one has."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
             listener.bind(name)
         except OSError:
-            return
+            return False
         listener.listen(QUEUE)
         spawn(listener, token)
+        return True
 
 
 def spawn_python(listener: socket.socket, token: str) -> None:
