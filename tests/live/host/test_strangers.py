@@ -134,7 +134,7 @@ def knock(token: str) -> socket.socket:
 
 def is_closed(line: socket.socket, expected: str) -> str:
     """Waits for it where that is expected. What is said before does not matter."""
-    line.settimeout(60.0 if expected == CLOSED else 0.0)
+    line.settimeout(20.0 if expected == CLOSED else 0.0)
     try:
         while line.recv(1 << 16):
             pass
