@@ -109,6 +109,15 @@ def test_in_the_live_world_nothing_imports_upwards(file: str) -> None:
     assert rooms <= set(LIVE[: LIVE.index(parts[1]) + 1])
 
 
+@pytest.mark.parametrize("file", sorted(file for file in FILES if file.startswith(("live/host/", "live/worker/"))))
+def test_nothing_that_comes_over_a_line_can_be_run(file: str) -> None:
+    """Between a worker and its host process there are plain values alone."""
+    runs = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "copyreg", "multiprocessing"}
+    assert not {name.split(".")[0] for name in imported(file)} & runs
+    mentioned = {ast.unparse(node) for node in ast.walk(FILES[file]) if isinstance(node, ast.Attribute | ast.Name)}
+    assert not mentioned & {"eval", "exec", "torch.load", "torch.save", "dist.recv_object_list"}
+
+
 @pytest.mark.parametrize("file", sorted(file for file in FILES if layer(file) in PURE))
 def test_pure_rooms_know_no_clock_and_no_network(file: str) -> None:
     assert not {name.split(".")[0] for name in imported(file)} & {"time", "socket", "subprocess", "simpy"}

@@ -12,29 +12,39 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from offbeat.live.worker import line
+
 
 @dataclass(frozen=True)
 class Held:
     """``sockets``: names of Unix sockets; ``files``: those in ``/dev/shm``; ``memory``: mapped files without a name;
-    ``children``: processes, each with the moment of its start."""
+    ``children``: processes, each with the moment of its start; ``hosts``: the same of host processes."""
 
     sockets: frozenset[str]
     files: frozenset[str]
     memory: frozenset[str]
     children: frozenset[tuple[int, str]]
+    hosts: frozenset[tuple[int, str]]
+
+
+def host_pids() -> set[int]:
+    """The host processes that this process has a line to, whoever has started them."""
+    return {one.host_pid for one in line._lines.values()}
 
 
 def held() -> Held:
     """By this process and those it has started."""
     children = {int(pid) for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()}
-    links = {link for pid in (os.getpid(), *children) for link in _open_files(pid)}
+    hosts = host_pids()
+    links = {link for pid in (os.getpid(), *children, *hosts) for link in _open_files(pid)}
     inodes = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
-    mapped = {line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines()}
+    mapped = {one.split(maxsplit=5)[-1].strip() for one in Path("/proc/self/maps").read_text().splitlines()}
     return Held(
         frozenset(name for inode, name in _named_sockets() if inode in inodes),
         frozenset(path for path in {*links, *mapped} if path.startswith("/dev/shm/")),
         frozenset(path for path in mapped if path.startswith("/memfd:")),
-        frozenset((pid, started) for pid in children if (started := _started(pid))),
+        frozenset((pid, begun) for pid in children if (begun := started(pid))),
+        frozenset((pid, begun) for pid in hosts if (begun := started(pid))),
     )
 
 
@@ -49,8 +59,8 @@ def left(everyones: Iterable[Held], within_s: float = 20.0) -> list[str]:
 def _left(everyones: list[Held]) -> list[str]:
     sockets, named = {name for one in everyones for name in one.sockets}, {name for _, name in _named_sockets()}
     files = {path for one in everyones for path in one.files if Path(path).exists()}
-    children = {pid for one in everyones for pid, started in one.children if _started(pid) == started}
-    return [*sorted(sockets & named), *sorted(files), *(f"process {pid}" for pid in sorted(children))]
+    processes = {pid for one in everyones for pid, start in (*one.children, *one.hosts) if started(pid) == start}
+    return [*sorted(sockets & named), *sorted(files), *(f"process {pid}" for pid in sorted(processes))]
 
 
 def _open_files(pid: int) -> list[str]:
@@ -68,10 +78,10 @@ def _named_sockets() -> list[tuple[str, str]]:
     return re.findall(r"(\d+) ([@/].*)$", Path("/proc/net/unix").read_text(errors="replace"), re.MULTILINE)
 
 
-def _started(pid: int) -> str:
+def started(pid: int) -> str:
     """When, or nothing if it has ended."""
     try:
-        state, *_, started = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[:20]
+        state, *_, since = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[:20]
     except OSError:
         return ""
-    return "" if state in "ZX" else started
+    return "" if state in "ZX" else since

@@ -63,6 +63,7 @@ def over(rank: int, carrier: str, function: Callable[..., T], *args: Any) -> T:
             patch.setenv("OFFBEAT_HOST", f"host {rank // 2}")
         elif carrier == "long":
             patch.setattr("offbeat.live.worker.channel_client.LONG_BYTES", 0)
+            patch.setattr("offbeat.live.worker.weights_client.LONG_BYTES", 0)
         else:
             patch.setenv("OFFBEAT_CARRIER", carrier)
         return function(rank, *args)

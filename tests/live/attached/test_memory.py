@@ -49,7 +49,7 @@ OTHERS = (
 )
 CASES = {**IN_STEP, **{str(s): s for s in OTHERS}}
 NODES = {str(s): s for s in (ob.eager(per_node=2), ob.wagma(per_node=2, late=1), ob.wagma(per_node=2, moments=2))}
-POOLED = {
+LONG = {
     str(s): s for s in (ob.eager(), ob.wagma(merge="correct"), ob.wagma(late=1), ob.self_clocked(), ob.wagma(moments=1))
 }
 WIDE, FEW_BYTES = 96, 2048
@@ -162,7 +162,7 @@ def run(rank: int, name: str, fails: bool) -> dict[str, Any]:
     gc.collect()
     gc.disable()
     warnings.simplefilter("ignore")  # of samples that nobody reached
-    out = trained(rank, {**CASES, **NODES, **POOLED}[name], fails)
+    out = trained(rank, {**CASES, **NODES, **LONG}[name], fails)
     gc.enable()
     return out
 
@@ -182,16 +182,16 @@ def ran() -> Ran:
 
 
 @pytest.fixture(scope="module")
-def ran_pooled() -> Turns[tuple[str, bool]]:
-    return in_turn({(n, f): Call(over, ("pooled", run, n, f)) for n in POOLED for f in (False, True)}, 3)
+def ran_long() -> Turns[tuple[str, bool]]:
+    return in_turn({(n, f): Call(over, ("long", run, n, f)) for n in LONG for f in (False, True)}, 3)
 
 
 @pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("name", list(POOLED))
-def test_where_slots_are_asked_for_nothing_holds_itself_either(
-    ran_pooled: Turns[tuple[str, bool]], name: str, fails: bool
+@pytest.mark.parametrize("name", list(LONG))
+def test_where_vectors_are_long_nothing_holds_itself_either(
+    ran_long: Turns[tuple[str, bool]], name: str, fails: bool
 ) -> None:
-    for out in ran_pooled[name, fails]:
+    for out in ran_long[name, fails]:
         assert out["extra bytes"] < FEW_BYTES, "beyond what state_dict() holds"
         assert out["extra bytes without the optimizer"] < FEW_BYTES
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn, optim
 
 from offbeat.live.attached.flat import Flat
 from offbeat.live.attached.twin import ReplicaTwin
-from offbeat.live.partial.stacks import VECTORS
+from offbeat.live.host.channel_server import VECTORS
 from offbeat.tensors.vector import Vec, wide
 
 Inner = Callable[[Iterable[Tensor]], optim.Optimizer]

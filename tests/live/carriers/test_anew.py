@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
-from offbeat.live.carriers.shelves import Shelves
 from torch import nn
 
 import offbeat as ob
+from offbeat.live.carriers.commons import LAID
 from offbeat.live.carriers.group import Group
-from offbeat.tensors.vector import Vec
 from tests.support.scenarios import Told, scenario
 
 pytestmark = pytest.mark.live
@@ -42,23 +39,20 @@ def groups_again(rank: int) -> list[float]:
     return sums
 
 
-def are_there(shelves: Shelves, members: int) -> bool:
-    return all(shelves.raised(member, 0, [0], 0) for member in range(members))
-
-
 @scenario(3)
-def shelves_again(rank: int) -> list[list[float]]:
+def memory_again(rank: int) -> list[list[float]]:
     optimizer, seen = attached(), list[list[float]]()
-    run = optimizer._run
+    transport = optimizer._run.transport
     for turn, ranks in enumerate(TURNS):
         if rank in ranks:
-            shelves = run.transport.shelves("again", ranks, Vec([torch.zeros(3)]), 0)
-            assert shelves is not None, "memory can be shared again"
-            shelves.lay(Vec([torch.full((3,), turn + rank / 10)]), ranks.index(rank), 0, mine=True)
-            shelves.raise_flag(ranks.index(rank), 0, 0, 0)
-            run.transport.waiter.until(partial(are_there, shelves, len(ranks)), "the others")
-            seen.append([round(shelves.vec(m, 0).parts[0][0].item(), 1) for m in range(len(ranks))])
-            shelves.close(together=False)
+            x = torch.full((3,), turn + rank / 10)
+            commons = transport.commons(ranks, [x])
+            assert commons is not None, "memory can be shared again"
+            laid = commons.lay([x])
+            transport.waiter.wait([laid.have(LAID, commons.others)], "the others")
+            seen.append([round(theirs[0][0].item(), 1) for theirs in laid.views.everyones()])
+            commons.close(together=False)
+            transport._commons.clear()
     optimizer.finish()
     return seen
 
@@ -70,4 +64,4 @@ def test_groups_are_made_anew_after_they_were_left(told: Told) -> None:
 
 def test_memory_is_shared_anew_after_it_was_left(told: Told) -> None:
     expected = [[turn + r / 10 for r in ranks] for turn, ranks in enumerate(TURNS)]
-    assert told(shelves_again) == [expected, expected[::2], expected]
+    assert told(memory_again) == [expected, expected[::2], expected]

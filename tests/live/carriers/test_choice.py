@@ -7,9 +7,7 @@ import os
 import resource
 import signal
 import subprocess
-import time
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -151,34 +149,6 @@ def test_a_carrier_that_does_not_exist_is_refused_in_a_sentence(monkeypatch: pyt
 def test_ranks_that_want_different_carriers_are_refused_on_all_of_them(told: Told) -> None:
     sentence = "the ranks differ in their OFFBEAT_CARRIER: rank 0 has (not set), rank 1 has gloo; make them equal"
     assert told(at_odds) == [f"ConfigMismatch: {sentence}"] * SIZE
-
-
-def killed(rank: int) -> None:
-    """Everybody is killed in the middle of a run; rank 0 has said which process its hub is."""
-    dist.init_process_group("gloo")
-    model = net()
-    optimizer = ob.attach(sgd(model), model, ob.eager(), patience_s=120)
-    for t in range(3):
-        optimizer.zero_grad()
-        loss(model, rank, t).backward()
-        optimizer.step()
-    if rank == 0:
-        hub = optimizer._run.endpoints._opening.lines.hub
-        forge.note(hub._process.pid)  # type: ignore[union-attr]
-    dist.barrier()
-    os.kill(os.getpid(), 9)
-
-
-def test_a_killed_job_leaves_no_process_behind() -> None:
-    (outcomes,) = forge.run([Job(killed, 2)])
-    assert [outcome.exit_code for outcome in outcomes] == [-9, -9]
-    (pid,) = outcomes[0].noted
-    end_s = time.monotonic() + 20
-    while Path(f"/proc/{pid}/cmdline").exists() and time.monotonic() < end_s:
-        if b"apart.py" not in Path(f"/proc/{pid}/cmdline").read_bytes():
-            break  # ended, or another process by now
-        time.sleep(0.05)
-    assert time.monotonic() < end_s, "the hub's process outlives its job"
 
 
 @scenario(SIZE)

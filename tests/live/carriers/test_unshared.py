@@ -12,24 +12,23 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import offbeat as ob
 from offbeat.live.carriers import doors
+from tests.support import forge
+from tests.support.forge import Job, Outcome
 from tests.support.nets import flat, loss, net, sgd
 from tests.support.scenarios import Told, scenario
 
 pytestmark = pytest.mark.live
 
 METHODS = {
-    "eager": ob.eager("everyone"),
-    "eager, nodes": ob.eager("everyone", per_node=2),
-    "wagma": ob.wagma(2, 2, "everyone"),
-    "ad_psgd": ob.ad_psgd(),
     "allreduce": ob.allreduce(),
     "dpsgd": ob.dpsgd("ring"),
     "noloco": ob.noloco(period=1),
 }
-IN_GROUPS = ("eager, nodes", "noloco")  # of which those without the rank that fails share memory
+IN_GROUPS = ("noloco",)  # of which those without the rank that fails share memory
 SIZE, STEPS, PATIENCE_S = 4, 4, 90.0
 NEVER_S = 10 * PATIENCE_S  # who waits that long runs out of patience first, and fails
 Seen = tuple[torch.Tensor, tuple[str, ...], list[str]]
@@ -175,9 +174,8 @@ def test_whoever_fails_all_take_gloo_at_once_and_one_sentence_names_the_cause(
 ) -> None:
     failing, bad, why = FAILS[case]
     outs = [out[method] for out in told(failing)]
-    if method != "ad_psgd":  # in which it matters who came when
-        for (weights, *_), (expected, *_) in zip(outs, (out[method] for out in told(in_good_order)), strict=True):
-            torch.testing.assert_close(weights, expected, rtol=0, atol=1e-9)
+    for (weights, *_), (expected, *_) in zip(outs, (out[method] for out in told(in_good_order)), strict=True):
+        torch.testing.assert_close(weights, expected, rtol=0, atol=1e-9)
     assert outs[bad][1] == ("gloo",)
     if method not in IN_GROUPS:
         assert {carriers for _, carriers, _ in outs} == {("gloo",)}
@@ -185,3 +183,27 @@ def test_whoever_fails_all_take_gloo_at_once_and_one_sentence_names_the_cause(
     assert f"(rank {bad}: " in sentence
     assert why in sentence
     assert "vectors travel through Gloo" in sentence
+
+
+AT_A_CHANNEL = {"eager": ob.eager("everyone"), "wagma": ob.wagma(2, 2, "everyone"), "ad_psgd": ob.ad_psgd()}
+
+
+def without_room(rank: int, name: str) -> str:
+    dist.init_process_group("gloo")
+    with no_room(rank, 1):
+        return forge.attempt(lambda: trained(rank, AT_A_CHANNEL[name]))
+
+
+@pytest.fixture(scope="module")
+def ended() -> dict[str, list[Outcome]]:
+    jobs = [Job(without_room, SIZE, (name,), timeout_s=120) for name in AT_A_CHANNEL]
+    return dict(zip(AT_A_CHANNEL, forge.run(jobs, at_once=2), strict=True))
+
+
+@pytest.mark.parametrize("method", AT_A_CHANNEL)
+def test_where_the_host_process_cannot_hand_its_memory_over_all_ranks_end_with_a_sentence(
+    ended: dict[str, list[Outcome]], method: str
+) -> None:
+    for rank, words in enumerate(forge.values(ended[method])):
+        assert "Too many open files: raise their limit (ulimit -n)" in words
+        assert rank == 1 or "rank 1 failed" in words

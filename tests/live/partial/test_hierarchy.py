@@ -100,7 +100,7 @@ def test_a_leader_passes_results_on_through_memory_and_summary_names_the_ways(
 ) -> None:
     carrier = request.node.callspec.params["ran"]
     inside = ("gloo",) if carrier == "gloo" else ("shm",)
-    between = "shm" if carrier in ("shm", "pooled") else "gloo"
+    between = "shm" if carrier in ("shm", "long") else "gloo"
     for rank, seen in enumerate(ran[EVEN][name]):
         assert seen.carriers == (inside if rank % 2 else tuple(sorted({between, *inside})))
 

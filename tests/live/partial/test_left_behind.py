@@ -1,4 +1,4 @@
-"""A job that is killed, and a worker that dies in the middle of a sum: the others say who it was, and nothing stays."""
+"""A job that is killed, and a worker that dies in the middle of a step: the others say who it was, nothing stays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import offbeat as ob
-from offbeat.live.memory import adding
-from offbeat.live.partial import summing
+from offbeat.live.worker import start
 from tests.support import forge
 from tests.support.forge import Job, Outcome, hear, said, say
 from tests.support.leftovers import Held, held, left
+from tests.support.moments import MOMENTS, at
 from tests.support.scenarios import CARRIERS, over
 
 pytestmark = pytest.mark.live
@@ -74,22 +73,20 @@ def killed(rank: int, name: str, folder: str) -> None:
 
 
 def dying(rank: int, name: str, who: int, where: str, folder: str) -> None:
-    """One is killed while it adds up its part of a sum, or while another reads what it has laid down."""
+    """One is killed at one of ``MOMENTS``, or while another has just been given a result."""
     step = begun(name, folder)
     reader = (who + 1) % SIZE
-    if where == "read" and rank == who:
+    if where == READ and rank == who:
         threading.Thread(target=die_when_read, daemon=True).start()
 
-    def add_up(out: Tensor, terms: Sequence[Any], *args: Any, **named: Any) -> None:
-        if where == "adding" and rank == who:
+    def happens() -> None:
+        if where != READ and rank == who:
             os.kill(os.getpid(), signal.SIGKILL)
-        if where == "read" and rank == reader and len(terms) == SIZE and not said("reading"):  # what all have laid down
+        if where == READ and rank == reader and not said("reading"):
             say("reading")
             hear("dying")
-        adding.add_up(out, terms, *args, **named)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(summing, "add_up", add_up)
+    with at("reading" if where == READ else where, happens):
         while True:
             step()
 
@@ -100,15 +97,25 @@ def die_when_read() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-KILLED = [(name, CARRIERS[m % len(CARRIERS)]) for m, name in enumerate(METHODS)]
-KILLED += [("eager", "hosts"), ("ad_psgd", "gloo")]
-# Who comes first adds all of it where meetings are; in step there is no hub, and other sums.
+def by_itself(rank: int, way: str, function: Any, *args: Any) -> None:
+    """The host process is no child of the forge, but started as it is under torchrun."""
+    if way.endswith(SPAWNED):
+        start.spawn = start.spawn_python
+    over(rank, way.removesuffix(SPAWNED), function, *args)
+
+
+READ, SPAWNED = "another reads", ", spawned"
+HERE = ("shm", "long")  # through the host process
+KILLED = [(name, HERE[m % len(HERE)]) for m, name in enumerate(METHODS)]
+KILLED += [(name, CARRIERS[1 + m % 2]) for m, name in enumerate(METHODS)]
+KILLED += [("eager", f"shm{SPAWNED}"), ("ad_psgd", f"long{SPAWNED}")]
 DYING = [
-    (name, (m + k) % SIZE, where, way)
+    (name, (m + k) % SIZE, where, HERE[(m + k) % len(HERE)])
     for m, name in enumerate(METHODS)
-    for k, (where, way) in enumerate([("adding", "shm"), ("read", "pooled"), ("read", "shm"), ("adding", "pooled")])
-    if name not in ("ad_psgd", "allreduce")
+    for k, where in enumerate((*MOMENTS, READ))
+    if name != "allreduce"  # in step there are other moments
 ]
+DYING += [("eager", 1, "writing", f"shm{SPAWNED}"), ("wagma, correct", 0, "reading", f"long{SPAWNED}")]
 Ended = dict[Any, tuple[list[Outcome], Path]]
 
 
@@ -118,7 +125,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     for case in (*KILLED, *DYING):
         folders.append(tmp_path_factory.mktemp("job"))
         what = killed if len(case) == 2 else dying
-        jobs.append(Job(over, SIZE, (case[-1], what, *case[:-1], str(folders[-1])), timeout_s=120))
+        jobs.append(Job(by_itself, SIZE, (case[-1], what, *case[:-1], str(folders[-1])), timeout_s=120))
     outcomes = forge.run(jobs, at_once=2)
     return dict(zip((*KILLED, *DYING), zip(outcomes, folders, strict=True), strict=True))
 
@@ -139,13 +146,17 @@ def test_a_killed_job_leaves_no_process_no_memory_no_socket_and_no_file_behind(
     outcomes, folder = ended[name, way]
     assert [outcome.exit_code for outcome in outcomes] == [-signal.SIGKILL] * SIZE, outcomes
     if name != "allreduce":
+        has_host_process = way.startswith(HERE)
         assert any("offbeat" in name for outcome in outcomes for name in outcome.noted[0].sockets)
-        assert outcomes[0].noted[0].children or way in ("gloo", "hosts"), "its hub"
+        assert len({host for outcome in outcomes for host in outcome.noted[0].hosts}) == has_host_process
+        assert not [child for outcome in outcomes for child in outcome.noted[0].children], (
+            "a worker has no child of ours"
+        )
     nothing_is_left_of(outcomes, folder, way)
 
 
 @pytest.mark.parametrize("case", DYING, ids=lambda case: " ".join(map(str, case)))
-def test_of_one_that_dies_in_a_sum_the_others_say_who_it_was_and_nothing_is_left(
+def test_of_one_that_dies_in_a_step_the_others_say_who_it_was_and_nothing_is_left(
     ended: Ended, case: tuple[str, int, str, str]
 ) -> None:
     (_, who, _, way), (outcomes, folder) = case, ended[case]

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from offbeat.live.partial.stacks import VECTORS
 from torch import Tensor, nn
 
 import offbeat as ob
 from offbeat.live.attached.twin import ReplicaTwin
+from offbeat.live.host.channel_server import VECTORS
 from offbeat.method import Replica
 from offbeat.rounds.spares import MANY, MORE
 from tests.support.forge import hear, say

@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,15 +20,14 @@ import torch.distributed as dist
 from torch import nn
 
 import offbeat as ob
-from offbeat.live.memory import adding
-from offbeat.live.partial import summing
 from tests.support.forge import hear, said, say
+from tests.support.moments import MOMENTS, at
 from tests.support.scenarios import CARRIERS, Call, Turns, in_turn, over
 
 pytestmark = pytest.mark.live
 
 SIZE, MEANWHILE, FEWER, BEFORE_AND_AFTER = 3, 25, 10, 6
-NEEDS_NOBODY = ("shm", "pooled")
+NEEDS_NOBODY = ("shm", "long")
 METHODS = {
     "eager": ob.eager(sync_every=None),
     "eager, late": ob.eager(sync_every=None, late=1),
@@ -38,8 +38,8 @@ METHODS = {
     "ad_psgd": ob.ad_psgd(),
     "moments too": ob.self_clocked(wait="first", codec=None, moments=2),
 }
-# Each worker adds up all of it, or its stretch; or that, with slots that are asked for.
-NUMBERS = {"short": 100, "long": 100_000, "pooled": 100_000}
+# The host process makes sums of few at once, and of many beside its loop; "long": as if they were very many.
+NUMBERS = {"few": 100, "many": 100_000, "long": 100_000}
 
 
 class Counter(nn.Module):
@@ -62,7 +62,7 @@ def pids() -> list[int]:
 def stopped(rank: int, name: str, numbers: str, victim: int, where: str) -> tuple[float, float, int]:
     """The first and the last number at the end, times the workers, and the steps of all.
 
-    ``where``: the victim is stopped while it computes, while it adds up a sum, or holds its interpreter.
+    ``where``: the victim is stopped while it computes, or at one of ``MOMENTS``, or holds its interpreter.
     """
     model, everyones = Counter(NUMBERS[numbers]), pids()
     optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=1.0), model, METHODS[name], patience_s=120)
@@ -81,7 +81,9 @@ def stopped(rank: int, name: str, numbers: str, victim: int, where: str) -> tupl
     if rank == victim:
         be_stopped(key, where, step)
     else:
-        hear(f"{key} stops")
+        while not said(f"{key} stops"):  # it may need somebody to come to that moment
+            step()
+            time.sleep(0.001)
         for _ in range(MEANWHILE):
             step()
             time.sleep(0.001)
@@ -114,8 +116,7 @@ def hear_all(key: str, victim: int) -> None:
             hear(f"{key} {rank} has gone on")
 
 
-def be_stopped(key: str, where: str, step: object) -> None:
-    assert callable(step)
+def be_stopped(key: str, where: str, step: Callable[[], None]) -> None:
     if where == "holding":
         say(f"{key} stops")
         pause = ctypes.PyDLL(None).usleep  # a call that does not let go of the interpreter
@@ -125,19 +126,17 @@ def be_stopped(key: str, where: str, step: object) -> None:
         say(f"{key} stops")
         os.kill(os.getpid(), signal.SIGSTOP)
     else:
-        calls = 0
+        has_stopped = False
 
-        def add_up(*args: object, **named: object) -> None:
-            nonlocal calls
-            calls += 1
-            if calls == 1:
+        def stop() -> None:
+            nonlocal has_stopped
+            if not has_stopped:
+                has_stopped = True
                 say(f"{key} stops")
                 os.kill(os.getpid(), signal.SIGSTOP)
-            adding.add_up(*args, **named)  # type: ignore[arg-type]
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(summing, "add_up", add_up)
-            while not calls:
+        with at(where, stop):
+            while not has_stopped:
                 step()
                 time.sleep(0.001)
 
@@ -148,7 +147,7 @@ def stopped_in_turn(rank: int, name: str, way: str) -> tuple[float, float, int]:
     Where nobody is needed, the others go on before it may. Over Gloo and between hosts its clerk is stopped, too, and
     they may wait for that; so there it goes on while they are in their steps.
     """
-    model, everyones = Counter(NUMBERS["long"]), pids()
+    model, everyones = Counter(NUMBERS["many"]), pids()
     optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=1.0), model, METHODS[name], patience_s=120)
     done = 0
 
@@ -183,26 +182,23 @@ def stopped_in_turn(rank: int, name: str, way: str) -> tuple[float, float, int]:
     return counted(model, done)
 
 
-IN_TURN = [(name, way) for name in METHODS for way in CARRIERS]
+IN_TURN = [(name, way) for name in METHODS for way in (*CARRIERS, "long")]
 CASES = [
     (name, numbers, victim, where)
-    for name in METHODS
+    for m, name in enumerate(METHODS)
     for numbers, victim, where in (
-        ("short", 0, "computing"),
+        ("few", 0, "computing"),
+        ("many", 1, "computing"),
+        ("few", 0, "holding"),
         ("long", 1, "computing"),
-        ("long", 0, "adding"),
-        ("short", 2, "adding"),
-        ("short", 0, "holding"),
-        ("pooled", 1, "computing"),
-        ("pooled", 0, "adding"),
+        *((list(NUMBERS)[(m + k) % len(NUMBERS)], (m + 2 * k) % SIZE, moment) for k, moment in enumerate(MOMENTS)),
     )
-    if name != "self_clocked" or where != "adding"  # who comes alone starts no round there, and adds up nothing
 ]
 
 
 @pytest.fixture(scope="module")
 def ran() -> Turns[tuple[str, str, int, str]]:
-    calls = {c: Call(over, ("pooled", stopped, *c)) if "pooled" in c else Call(stopped, c) for c in CASES}
+    calls = {c: Call(over, ("long", stopped, *c)) if "long" in c else Call(stopped, c) for c in CASES}
     return in_turn(calls, SIZE, timeout_s=300)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_origin, get_type_hints
 
 HEAD = struct.Struct("<IB")
 LONGEST = 1 << 26  # bytes of a message
@@ -351,6 +351,14 @@ _NUMBER = {kind: number for number, kind in enumerate(KINDS)}
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
+def _types_of(kind: type[Any]) -> list[type[Any]]:
+    """What its values are; what is inside lists is looked at where it is used."""
+    return [object if one is Any else get_origin(one) or one for one in get_type_hints(kind).values()]
+
+
+_TYPES = {kind: _types_of(kind) for kind in KINDS}
+
+
 def packed(message: Any) -> bytes:
     """A message as it goes over the line."""
     body = _encode(message).encode()
@@ -383,7 +391,8 @@ class Inbox:
 def _read(kind: type[Any], body: bytes) -> Any:
     try:
         values = json.loads(body)
-        if isinstance(values, list) and len(values) == len(kind._fields):
+        types = _TYPES[kind]
+        if isinstance(values, list) and len(values) == len(types) and all(map(isinstance, values, types)):
             return kind(*values)
     except (ValueError, RecursionError) as error:
         raise Malformed(f"a {kind.__name__} that cannot be read: {error}") from error

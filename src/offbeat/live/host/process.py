@@ -33,7 +33,7 @@ from offbeat.live.host.exchange_server import ExchangeServer
 from offbeat.live.host.facts_server import BellServer, FactsServer
 from offbeat.live.host.messages import Inbox, Malformed, packed
 from offbeat.live.host.weights_server import WeightsServer
-from offbeat.live.memory.arena import PAGE_BYTES, PAGES, WORDS_AT, Arena, DeviceSlots, SlotMemory
+from offbeat.live.memory.arena import PAGE_BYTES, PAGES, WORDS, WORDS_AT, Arena, DeviceSlots, SlotMemory
 from offbeat.rounds.held import Elsewhere
 
 MOST_STRANGERS = 128  # that have not said who they are; the oldest must go
@@ -213,7 +213,7 @@ class Host:
             self._part_with(connection)
 
     def _let_in(self, connection: Connection, message: Any) -> None:
-        if not isinstance(message, say.Hello) or not hmac.compare_digest(str(message.token), self._token):
+        if not isinstance(message, say.Hello) or not hmac.compare_digest(_bytes(message.token), _bytes(self._token)):
             raise Malformed("no token of this job")
         pid, user, _ = _USER.unpack(connection.line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _USER.size))
         if user != os.getuid():
@@ -262,6 +262,8 @@ class Host:
     # What they say.
 
     def _hear(self, connection: Connection, message: Any) -> None:
+        if not hasattr(message, "key"):
+            raise Malformed(f"a {type(message).__name__}, which is not a worker's to say")
         if connection.held or not self._is_due(connection, message):
             connection.held.append(message)
         elif isinstance(message, say.Open):
@@ -272,22 +274,24 @@ class Host:
         elif message.key in connection.workers:
             try:
                 self._servers[message.key].hear(connection.workers[message.key], message)
-            except (KeyError, ValueError, TypeError, AssertionError, AttributeError, MemoryError) as error:
+            except Exception as error:  # whatever one worker says, the others are not to lose their host process
                 connection.send(say.Refused(message.key, f"{type(error).__name__}: {error}"))
 
     def _is_due(self, connection: Connection, message: Any) -> bool:
         """Whether a GPU has come to what the message speaks of."""
-        due = getattr(message, "due", 0)
-        return not due or int(self._arena.words_of(connection.page)[connection.words[message.key]]) >= due
+        due, word = getattr(message, "due", 0), connection.words.get(message.key)
+        return not due or word is None or int(self._arena.words_of(connection.page)[word]) >= due
 
     def _open(self, connection: Connection, message: say.Open) -> None:
         try:
+            if not 0 <= message.word < WORDS:
+                raise ValueError(f"a page has no word {message.word}")
             if message.key not in self._servers:
                 self._servers[message.key] = self._server(message.key, message.plan)
             connection.workers[message.key] = message.worker
             connection.words[message.key] = message.word
             self._servers[message.key].open(message, connection.send)
-        except (KeyError, ValueError, TypeError, AssertionError, OSError, RuntimeError, MemoryError) as error:
+        except Exception as error:  # also of a waiting rule of the user's that cannot be imported here
             connection.send(say.Refused(message.key, f"{type(error).__name__}: {error}"))
 
     def _server(self, key: str, plan: dict[str, Any]) -> Server:
@@ -341,6 +345,10 @@ def _is_stopped(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(") ")[2].split()[0] in "Tt"
     except OSError:
         return False
+
+
+def _bytes(token: str) -> bytes:
+    return token.encode(errors="replace")  # whatever letters a stranger uses
 
 
 def _gpu(uuid: str, kinds: Any) -> torch.device:

@@ -21,6 +21,7 @@ import socket
 import struct
 import sys
 import threading
+import weakref
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
@@ -161,6 +162,18 @@ def read_frame(connection: socket.socket) -> Frame | None:
     return Frame(Word(word), rank, a, b, c, more[:text_length].decode(), more[text_length:])
 
 
+# A data loader that a worker forks must not hold these open: the others would not hear that its worker has died.
+_ours: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for connection in list(_ours):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
 class Entrance:
     """Where workers come to a hub: a port, and for those of its host a Unix socket without a file."""
 
@@ -282,6 +295,7 @@ class Service:
             _prepare(stranger)
             selector.unregister(stranger)
             self._workers[rank] = stranger
+            _ours.add(stranger)
         else:
             self._send_away(stranger, selector)
 
@@ -355,6 +369,7 @@ def connect(told: str, rank: int) -> socket.socket:
     if connection is None:
         connection = socket.create_connection((address, port), timeout=CONNECT_S)
         _prepare(connection)
+    _ours.add(connection)
     connection.sendall(HELLO.pack(token, rank))
     connection.settimeout(None)
     return connection

@@ -67,16 +67,10 @@ class Client:
 
     def send(self, message: Any) -> None:
         self._board.check()  # else one that needs nobody would go on without the others
-        try:
-            self.line.send(message)
-        except HostGone as error:
-            raise self._board.lost("the news of the host process") from error
+        self.line.send(message)
 
     def _heard_within(self, seconds: float) -> Answer | None:
-        try:
-            answer: Answer | None = self.line.heard_within(self.key, seconds)
-        except HostGone as error:
-            raise self._board.lost("the news of the host process") from error
+        answer: Answer | None = self.line.heard_within(self.key, seconds)
         if answer is not None:
             self._grants += answer.grants
             for slot, handle in answer.handles.items():

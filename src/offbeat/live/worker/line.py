@@ -25,14 +25,14 @@ from torch._C._distributed_c10d import Store
 from offbeat.live.host.messages import Inbox, Refused, packed
 from offbeat.live.memory.arena import WORDS, WORDS_AT, Mapping
 from offbeat.live.transport import elsewhere
-from offbeat.live.transport.errors import OffbeatError
+from offbeat.live.transport.errors import OffbeatError, PeerFailed
 from offbeat.live.worker import start
 
 READ_BYTES = 1 << 18
 SHORT_S = 0.002
 
 
-class HostGone(OffbeatError):
+class HostGone(PeerFailed):
     """The host process has ended."""
 
 
@@ -136,7 +136,6 @@ class Line:
         self._socket.close()
         self._shown = self._shown[:0]
         self.arena.close()
-        start.reap()
 
     def close_in_child(self) -> None:
         """A process that was forked from this one has no business here."""

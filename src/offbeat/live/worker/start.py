@@ -27,6 +27,7 @@ from offbeat.live.transport.errors import OffbeatError
 
 QUEUE = 1024  # connections that wait to be let in
 AGAIN_S = 0.01
+TRIES = 3  # a host process that ends before it answers does so for a reason
 SLICE_S = 0.1
 
 
@@ -38,7 +39,7 @@ def token_of(store: Store) -> str:
 
 def connect(token: str, rank: int, patience_s: float) -> tuple[socket.socket, Welcome, int]:
     """A line to the host process, what it said, and the arena's descriptor."""
-    end_s, name = time.monotonic() + patience_s, _name(token)
+    end_s, name, tries = time.monotonic() + patience_s, _name(token), 0
     while True:
         line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -46,9 +47,15 @@ def connect(token: str, rank: int, patience_s: float) -> tuple[socket.socket, We
             line.sendall(packed(Hello(token, rank)))
             welcome = _welcome(line, end_s)
             if welcome is not None:
+                reap()
                 return (line, *welcome)
         except (ConnectionError, FileNotFoundError):
-            _start(name, token)
+            if tries == TRIES:
+                line.close()
+                raise OffbeatError(
+                    f"the host process has ended {TRIES} times before it answered; its errors are on stderr"
+                ) from None
+            tries += _start(name, token)
         except BaseException:
             line.close()
             raise
@@ -88,24 +95,33 @@ def _welcome(line: socket.socket, end_s: float) -> tuple[Welcome, int] | None:
             return None
         for message in inbox.feed(data):
             assert isinstance(message, Welcome)
+            if not held:
+                raise OffbeatError(_NO_ROOM)
             line.settimeout(None)
             return message, held[0]
     return None
 
 
-def _start(name: bytes, token: str) -> None:
-    """Unless another worker is about to."""
+_NO_ROOM = "the host process hands its memory over as a file: Too many open files: raise their limit (ulimit -n)"
+
+
+def _start(name: bytes, token: str) -> bool:
+    """Unless another worker is about to. Whether this one has."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
             listener.bind(name)
         except OSError:
-            return
+            return False
         listener.listen(QUEUE)
         spawn(listener, token)
+        return True
 
 
 def spawn_python(listener: socket.socket, token: str) -> None:
-    """A process of its own: in a session of its own, so that what ends the workers' group does not end it."""
+    """A process of its own: in a session of its own, so that what ends the workers' group does not end it.
+
+    It is no child of this one, which may end or live on when it likes: the child that starts it has ended by then.
+    """
     child = subprocess.Popen(
         [sys.executable, "-c", _STARTS, process.__file__],
         stdin=subprocess.PIPE,
@@ -122,6 +138,8 @@ def spawn_python(listener: socket.socket, token: str) -> None:
 # The package's own faces import everything: this process needs torch and a few files. It is found where it lies.
 _STARTS = """
 import os, sys, types
+if os.fork():
+    os._exit(0)
 package = os.path.abspath(os.path.join(os.path.dirname(sys.argv[1]), "..", ".."))
 for name in ("", ".live"):
     module = types.ModuleType("offbeat" + name)
@@ -131,12 +149,12 @@ from offbeat.live.host.process import main
 main()
 """
 
-children: list[subprocess.Popen[bytes]] = []  # started here, and maybe not ended
+children: list[subprocess.Popen[bytes]] = []  # that started one, and that nobody has asked for how they ended
 spawn: Callable[[socket.socket, str], None] = spawn_python
 
 
 def reap() -> None:
-    """Those that have ended are no zombies; of others nobody complains."""
+    """Those that have ended are no zombies."""
     for child in list(children):
         if child.poll() is not None:
             children.remove(child)

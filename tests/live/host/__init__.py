@@ -1,0 +1,1 @@
+"""Tests of the host process as its workers, and others, meet it."""
