@@ -43,6 +43,7 @@ from offbeat.topology import everyone
 from offbeat.topology.hierarchy import Nodes
 
 KEY, PATIENCE_S = "run/channel", float("inf")
+MOST_EVENTS = 50_000  # of a play: then somebody goes in circles
 
 
 class Wrong(AssertionError):
@@ -188,6 +189,10 @@ class Adders:
         insist(self._memory.cells[total.slot].by is total, "the slot of a sum was taken while it was made")
         self._memory.put(total.slot, making.value / total.divisor, total)
         total.made()
+
+    def through_with(self, memory: Any) -> None:
+        while self.queue:
+            self.work()
 
     def roots(self) -> list[Expression]:
         return [Expression((one.total, 1.0) for one in self.queue)]
@@ -352,7 +357,7 @@ class AtSlots:
 
 
 class Ended(BaseException):
-    """The play is over; this thread is to end."""
+    """The play is over, or this worker's process; its thread is to end."""
 
 
 class Turn:
@@ -393,11 +398,13 @@ class Turn:
 
     def wait(self, until: Callable[[], bool] = lambda: True, looks_up: bool = False) -> bool:
         """In the thread: go on when ``until`` is so, and the chooser lets it. Whether it is so."""
-        self.until, self.looks_up, self.looked_at = until, looks_up, -1
+        self.until, self.looks_up = until, looks_up
         self._stop.release()
         self._go.acquire()
         if self._is_over:
             raise Ended
+        if not self._looks:
+            self.looked_at = -1
         return not self._looks
 
     def end(self) -> None:
@@ -539,7 +546,7 @@ class Case:
     """What is played.
 
     ``programs``: what each worker does; "s" takes a step, "a" asks for an average, "t" looks whether its last round is
-    through, "o" asks what it owes. ``is_long``: vectors are, so that memory is given back when a step is over, and
+    through, "o" asks what it owes. ``dies``: a worker whose process ends, at any moment. ``is_long``: vectors are, so that memory is given back when a step is over, and
     copies lie in slots. ``late_gpu``: what workers write and read happens later than they ask for it.
     """
 
@@ -549,6 +556,7 @@ class Case:
     is_long: bool = False
     late_gpu: bool = False
     paces: tuple[int, ...] = ()
+    dies: int | None = None
 
     @property
     def size(self) -> int:
@@ -573,6 +581,11 @@ class Worker:
         self.x = Number(self.stream, self.start)
         self.given: list[float] = []  # what it has made in each step
         self.step = self.averages = 0
+        self.is_dead = self.has_left = False
+
+    def die(self) -> None:
+        self.is_dead = True
+        self.turn.end()
 
     def live(self) -> None:
         raise NotImplementedError
@@ -628,7 +641,7 @@ class AtChannel(Worker):
         self.client.begin(self.opened({**plan, "run": "run"}, self.rules.spares), first)
         for what in self.program:
             self.turn.wait()  # it computes
-            {"s": self.take_step, "a": self.average, "t": self.look, "o": self.ask_what_it_owes}[what]()
+            dict(s=self.take_step, a=self.average, t=self.look, o=self.ask_what_it_owes)[what]()
         self.client.finished(self.holds())
         while (got := self.client.rest(self.holds(), self.asked, self.take_part)) is not None:
             self.turn.wait()
@@ -706,7 +719,8 @@ class AtChannel(Worker):
     # Its replica, of one vector.
 
     def lay_into(self, room: Callable[[int], Room], most: int) -> tuple[int, int]:
-        Number(self.stream, self.history).put_into(room(0))  # a list: what it is when the stream comes to it
+        into = room(0)
+        self.stream.do(lambda: into.set(tuple(self.history)))
         return 1, self.applied
 
     def take_over(self, vectors: Sequence[Lent], said: int) -> None:
@@ -735,11 +749,7 @@ class AtWeights(Worker):
         self.client.begin(self.opened(plan), first)
         for what in self.program:
             self.turn.wait()
-            if what == "a":
-                self.board.ask(self.averages)
-                self.take_part()
-            else:
-                self.take_step()
+            dict(s=self.take_step, a=self.average)[what]()
         last: Any = self.client.retire(self.asked, self.take_part)
         self.turn.wait()
         last.put_into(self.x)
@@ -755,6 +765,10 @@ class AtWeights(Worker):
         self.turn.wait()
         become.put_into(self.x)
         self.client.step_over()
+
+    def average(self) -> None:
+        self.board.ask(self.averages)
+        self.take_part()
 
     def take_part(self) -> None:
         name, self.averages = self.averages, self.averages + 1
@@ -777,7 +791,7 @@ class Play:
         self.whom = everyone(case.size) if case.whom is None else case.whom
         self.memory, self.arena, self.now_s = Memory(), Arena(), 0.0
         self.facts: dict[object, dict[int, Any]] = {}
-        self.posted = 0
+        self.posted = self._happened = 0
         draw = chooser.draw
         at_once = 0.0 if chooser.prompt else draw.choice([0.0, 0.5, 1.0])
         self.adders = Adders(self.memory, lambda: draw.random() < at_once)
@@ -787,7 +801,7 @@ class Play:
         slots.memory = self.memory
         self.memory.may_write = self._may_write
         self.server: ChannelServer | WeightsServer | None = None
-        self._has_looked = self._is_closed = False
+        self._has_looked = self._is_closed = self._is_given_up = False
         n = self.size
         # Some are slow, or their messages are; so may the adders be.
         self._paces = case.paces or tuple(draw.choice([2, 10, 60]) for _ in range(n))
@@ -815,13 +829,16 @@ class Play:
                 stack.enter_context(patch.object(module, "time", clock))
             for worker in self.workers:
                 stack.callback(worker.turn.end)
-            while not all(worker.turn.is_done and not worker.line.up for worker in self.workers):
+            while not self._is_closed and not self._is_given_up:
+                self._happened += 1
+                insist(self._happened < MOST_EVENTS, f"this does not end: {self._where()}")
                 options = self._options()
                 insist(bool(options), f"nobody can go on: {self._where()}")
                 options[self._chooser.choose(options)].do()
         for worker in self.workers:
-            worker.stream.synchronize()
-        insist(self._is_closed, "all have left")
+            if not worker.is_dead and not self._is_given_up:
+                worker.stream.synchronize()
+            self._leave(worker)
         insist(self.arena.back == self.arena.taken, "all memory has gone back")
 
     def _options(self) -> list[Option]:
@@ -837,7 +854,9 @@ class Play:
                 found.append(Option(n + rank, self._ups[rank], lambda w=worker: self._hear(w)))  # type: ignore[misc]
             if line.down:
                 found.append(Option(2 * n + rank, self._downs[rank], line.arrive))
-            if worker.stream.asked:
+            if worker.is_dead and not line.up and not worker.has_left:
+                found.append(Option(n + rank, self._ups[rank], lambda w=worker: self._leave(w)))  # type: ignore[misc]
+            if worker.stream.asked and not worker.is_dead:
                 found.append(Option(3 * n + rank, self._streams[rank], worker.stream.work))
             if worker.unheard and worker.unheard._is_due(worker.unheard._messages[0]):
                 act = lambda w=worker: self._act(w, w.unheard.due())  # type: ignore[misc]  # noqa: E731
@@ -848,6 +867,12 @@ class Play:
             found.append(Option(5 * n + 1, self._flushing, self._flush))
         if self.server is not None and self.server.wakes_s is not None and not (self._has_looked and self._is_idle):
             found.append(Option(5 * n + 2, 3, self._wake))
+        if self.case.dies is not None:
+            one = self.workers[self.case.dies]
+            if not one.is_dead and not one.turn.is_done:
+                found.append(Option(5 * n + 3, 1, one.die))
+            elif one.is_dead:
+                found.append(Option(5 * n + 3, 1, self._give_up))
         found.sort(key=lambda one: one.who)
         return found
 
@@ -855,6 +880,10 @@ class Play:
     def _is_idle(self) -> bool:
         """The host process only looks where everybody is."""
         return isinstance(self.server, ChannelServer) and self.server._referee.deadline_s is None
+
+    def _give_up(self) -> None:
+        """The others have heard that one has died."""
+        self._is_given_up = True
 
     def _look_up(self, turn: Turn) -> None:
         turn.looked_at = self.posted
@@ -904,14 +933,20 @@ class Play:
                     )
                 self.server.open(message, lambda answer: self._send(worker, answer))
             elif isinstance(message, say.Close):
-                assert self.server is not None
-                if self.server.leave(worker.rank):
-                    self.server.close()
-                    self._is_closed = True
+                self._leave(worker)
             else:
                 assert self.server is not None
                 self.server.hear(worker.rank, self._stamped(worker.rank, message))
         self._went_on()
+
+    def _leave(self, worker: Worker) -> None:
+        if not worker.has_left and self.server is not None:
+            worker.has_left = True
+            if self.server.leave(worker.rank):
+                self.server.close()
+                self._is_closed = True
+                being_made = [one.total.slot for one in self.adders.queue]
+                insist(not being_made, f"memory goes back while sums are made there: {being_made}")
 
     def _stamped(self, rank: int, message: Any) -> Any:
         """With what lies in its slots now, which is to lie there until nobody needs it."""
