@@ -326,8 +326,10 @@ class AtSlots:
         self._own[slot] = self.memory.write(slot, value, self.rank)
 
     def write(self, x: Any, slot: int) -> None:
+        is_way = isinstance(x, Way)
+
         def lay() -> None:
-            self.deposits.append(x.end.get() - x.start.get() if isinstance(x, Way) else x.get())
+            self.deposits.append(x.end.get() - x.start.get() if is_way else x.get())
             self.stamp(slot, self.deposits[-1])
 
         self.stream.do(lay)
@@ -524,16 +526,21 @@ class InTurn:
         return chosen
 
 
-def all_orders(run: Callable[[InTurn], None], departures: int) -> int:
-    """Run every order in which at most so many are passed over when it is their turn. How many these are."""
+def all_orders(case: Case, check: Callable[[Play], None], departures: int) -> int:
+    """Play every order in which, once all have come, at most so many are passed over when it is their turn.
+
+    How many these are.
+    """
     count, todo = 0, [dict[int, int]()]
     while todo:
         passed_over = todo.pop()
         chooser = InTurn(passed_over)
-        run(chooser)
+        one = Play(case, chooser)
+        one.run()
+        check(one)
         count += 1
         left = departures - sum(passed_over.values())
-        for at in range(max(passed_over, default=-1) + 1, len(chooser.widths)):
+        for at in range(max(passed_over, default=one.all_came_at) + 1, len(chooser.widths)):
             todo += [{**passed_over, at: k} for k in range(1, min(left, chooser.widths[at]) + 1)]
     return count
 
@@ -546,8 +553,9 @@ class Case:
     """What is played.
 
     ``programs``: what each worker does; "s" takes a step, "a" asks for an average, "t" looks whether its last round is
-    through, "o" asks what it owes. ``dies``: a worker whose process ends, at any moment. ``is_long``: vectors are, so that memory is given back when a step is over, and
-    copies lie in slots. ``late_gpu``: what workers write and read happens later than they ask for it.
+    through, "o" asks what it owes. ``is_long``: vectors are, so that memory is given back when a step is over, and
+    copies lie in slots. ``late_gpu``: what workers write and read happens later than they ask for it. ``dies``: a
+    worker whose process ends, at any moment; a while later the others give up.
     """
 
     rules: Rules | None  # None: weights that meet in pairs
@@ -639,9 +647,10 @@ class AtChannel(Worker):
         plan = _plan_of(self.channel, Nodes(self.play.size), 0, 0)
         first: Any = self.x if self.rules.of_weights else None
         self.client.begin(self.opened({**plan, "run": "run"}, self.rules.spares), first)
+        self.play.comes()
         for what in self.program:
             self.turn.wait()  # it computes
-            dict(s=self.take_step, a=self.average, t=self.look, o=self.ask_what_it_owes)[what]()
+            {"s": self.take_step, "a": self.average, "t": self.look, "o": self.ask_what_it_owes}[what]()
         self.client.finished(self.holds())
         while (got := self.client.rest(self.holds(), self.asked, self.take_part)) is not None:
             self.turn.wait()
@@ -747,9 +756,10 @@ class AtWeights(Worker):
         plan = {"what": "weights", "size": self.play.size, "run": "run"}
         first: Any = self.x
         self.client.begin(self.opened(plan), first)
+        self.play.comes()
         for what in self.program:
             self.turn.wait()
-            dict(s=self.take_step, a=self.average)[what]()
+            {"s": self.take_step, "a": self.average}[what]()
         last: Any = self.client.retire(self.asked, self.take_part)
         self.turn.wait()
         last.put_into(self.x)
@@ -791,7 +801,7 @@ class Play:
         self.whom = everyone(case.size) if case.whom is None else case.whom
         self.memory, self.arena, self.now_s = Memory(), Arena(), 0.0
         self.facts: dict[object, dict[int, Any]] = {}
-        self.posted = self._happened = 0
+        self.posted = self._happened = self._came = self.all_came_at = 0
         draw = chooser.draw
         at_once = 0.0 if chooser.prompt else draw.choice([0.0, 0.5, 1.0])
         self.adders = Adders(self.memory, lambda: draw.random() < at_once)
@@ -811,6 +821,12 @@ class Play:
         self.workers: list[Any] = []
         for rank in range(n):
             self.workers.append(kind(self, rank))
+
+    def comes(self) -> None:
+        """A worker has opened the channel."""
+        self._came += 1
+        if self._came == self.size:
+            self.all_came_at = self._happened - 1
 
     def post(self, name: object, rank: int, said: Any) -> None:
         self.facts.setdefault(name, {})[rank] = said
@@ -859,7 +875,7 @@ class Play:
             if worker.stream.asked and not worker.is_dead:
                 found.append(Option(3 * n + rank, self._streams[rank], worker.stream.work))
             if worker.unheard and worker.unheard._is_due(worker.unheard._messages[0]):
-                act = lambda w=worker: self._act(w, w.unheard.due())  # type: ignore[misc]  # noqa: E731
+                act = lambda w=worker: self._act(w, w.unheard.due())  # noqa: E731
                 found.append(Option(4 * n + rank, 20, act))
         if self.adders.queue:
             found.append(Option(5 * n, self._adding, self._add))
@@ -972,7 +988,7 @@ class Play:
                 insist(meant == cell.stamp, f"worker {worker.rank} is told of what lies in slot {slot} no longer")
                 stamps[int(slot)] = cell.stamp
         (answer,) = say.Inbox().feed(say.packed(answer))
-        given = [([(Place.of(slot, stamps[slot]), f) for slot, f in refs], said) for refs, said in answer.given]
+        given: Any = [([(Place.of(slot, stamps[slot]), f) for slot, f in refs], said) for refs, said in answer.given]
         worker.line.down.append(answer._replace(given=given))
 
     def _where(self) -> str:
@@ -1033,7 +1049,8 @@ def rounds_are_of_what_lay_in_the_trays(one: Play) -> None:
     """By the seats' own logs: a round takes the gradients since the one before, or the weights that came last."""
     rules = one.case.rules
     assert rules is not None
-    of_weights, gave = rules.of_weights, dict[int, dict[int, float]]()
+    gave: dict[int, dict[int, float]] = {}
+    of_weights = rules.of_weights
     for worker in one.workers:
         deposits = iter(worker.slots.deposits)
         tray = next(deposits) if of_weights else 0.0
@@ -1046,8 +1063,8 @@ def rounds_are_of_what_lay_in_the_trays(one: Play) -> None:
         insist(next(deposits, None) is None, "all that was written was handed in")
     for worker in one.workers:
         for version, value in worker.got:
-            members = range(one.size) if rules.is_full(version) else one.whom(version).block(worker.rank)
-            members = members if of_weights else range(one.size)
+            all_take_part = not of_weights or rules.is_full(version)
+            members: Any = range(one.size) if all_take_part else one.whom(version).block(worker.rank)
             should_be = sum(gave[version][rank] for rank in members) / len(members)
             insist(is_near(value, should_be), f"round {version} came to {value} instead of {should_be}")
 
