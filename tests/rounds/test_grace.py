@@ -10,15 +10,11 @@ import pytest
 
 import offbeat as ob
 from offbeat.live.partial.coordinator import Asking, Coordinator, frame_of
-from offbeat.live.partial.desk import Desk
-from offbeat.live.partial.stacks import DEPOSITS, Slots
-from offbeat.live.transport.hub import Frame, Word
+from offbeat.live.transport.hub import Word
 from offbeat.rounds import waiting
 from offbeat.rounds.grace import Grace, Window, worth_waiting_until_s
 from offbeat.rounds.referee import Notice, Referee, Say
 from offbeat.rounds.rules import Rules
-from offbeat.topology import everyone
-from offbeat.topology.hierarchy import Nodes
 
 
 @pytest.mark.parametrize(
@@ -164,16 +160,6 @@ def over(hub: Asking) -> None:
     while hub.pause_s and time.monotonic() < patience_s:
         pass
     assert hub.pause_s == 0.0
-
-
-def test_at_the_desk_too() -> None:
-    rules = Rules(waiting.first, "carry", grace=0.02)
-    hub = Desk(rules, everyone(2), Nodes(2), 0, 0, Slots(2, DEPOSITS + 8, small=False, shares=True))
-    for rank in range(2):
-        assert not list(hub.hear(Frame(Word.OPEN, rank, -1, 0, 0)))
-    assert not list(hub.hear(Frame(Word.OFFER, 0, 0, 0)))
-    over(hub)
-    assert [(to, frame.word) for to, frame in hub.silence()] == [(0, Word.ANSWER)]
 
 
 def test_at_the_hub_a_round_starts_when_its_window_is_over_though_nobody_says_anything() -> None:

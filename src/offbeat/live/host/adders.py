@@ -114,13 +114,24 @@ class Adders:
     def made(self) -> None:
         """Called by the loop: some sums are there."""
         while not self._there.empty():
-            found = self._there.get()
-            if isinstance(found, BaseException):
-                raise found
-            found.total.made()
-            self._at_work.remove(found)
+            self._one_is_made()
         while self._on_gpu and self._on_gpu[0].mark.query():
             self._on_gpu.popleft().total.made()
+
+    def _one_is_made(self) -> None:
+        found = self._there.get()
+        if isinstance(found, BaseException):
+            raise found
+        found.total.made()
+        self._at_work.remove(found)
+
+    def through_with(self, memory: SlotMemory) -> None:
+        """Wait until nothing is written there any more: the memory goes back, and may be another channel's at once.
+
+        Sums are left over where workers have gone without waiting for them.
+        """
+        while any(one.memory is memory for one in self._at_work):
+            self._one_is_made()
 
     @property
     def looks(self) -> bool:

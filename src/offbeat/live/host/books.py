@@ -174,6 +174,7 @@ class Books:
 
     def close(self) -> None:
         """All have left: the memory goes back."""
+        self._adders.through_with(self.memory)
         self.memory.forget()
         for slot in self.slots.all:
             self._arena.give_back(slot, self.memory.slot_bytes)

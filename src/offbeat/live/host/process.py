@@ -19,6 +19,8 @@ import socket
 import struct
 import sys
 import time
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,19 +49,51 @@ _USER = struct.Struct("3i")
 Server = ChannelServer | WeightsServer | ExchangeServer | FactsServer | BellServer
 
 
+class Unheard:
+    """What one worker has said and the host process has not heard yet, in its order.
+
+    A message is heard when the worker's GPU has come to what it speaks of, which a word of the worker's says (``word``
+    reads that of a channel). What stands behind a message that waits, waits with it.
+    """
+
+    def __init__(self, word: Callable[[str], int]) -> None:
+        self._word, self._messages = word, deque[Any]()
+
+    def __bool__(self) -> bool:
+        return bool(self._messages)
+
+    def come(self, message: Any) -> Iterator[Any]:
+        """One more has come. Those that are heard now."""
+        self._messages.append(message)
+        return self.due()
+
+    def due(self) -> Iterator[Any]:
+        """Those that are heard now."""
+        while self._messages and self._is_due(self._messages[0]):
+            yield self._messages.popleft()
+
+    def _is_due(self, message: Any) -> bool:
+        due = getattr(message, "due", 0)
+        return not due or self._word(message.key) >= due
+
+
 class Connection:
     """One worker's, or a stranger's."""
 
-    def __init__(self, line: socket.socket, pages: list[int]) -> None:
-        self.line, self._pages = line, pages
+    def __init__(self, line: socket.socket, pages: list[int], arena: Arena) -> None:
+        self.line, self._pages, self._arena = line, pages, arena
         self.inbox = Inbox(say.LONGEST_HELLO)
         self.out = bytearray()
         self.rank, self.page, self.pidfd, self.pid = -1, -1, -1, 0
         self.dies_s: float | None = None  # its line has closed; until when its process may be seen to end
         self.workers: dict[str, int] = {}  # its number at each channel that it has come to
         self.words: dict[str, int] = {}  # which of its words belongs to that channel
-        self.held: list[Any] = []  # messages that wait for a word, and those behind them
+        self.unheard = Unheard(self._word)
         self.is_known = False
+
+    def _word(self, key: str) -> int:
+        """What it has come to; of a channel that the worker has left, or never came to, nothing is awaited."""
+        return int(self._arena.words_of(self.page)[self.words[key]]) if key in self.words else sys.maxsize
 
     def send(self, message: Any) -> None:
         self.out += packed(message)
@@ -135,7 +169,7 @@ class Host:
             key.data()
 
     def _pause_s(self) -> float | None:
-        if self._adders.looks or any(connection.held for connection in self._connections):
+        if self._adders.looks or any(connection.unheard for connection in self._connections):
             return GPU_LOOK_S
         wakes = [wakes_s for one in self._servers.values() if (wakes_s := one.wakes_s) is not None]
         wakes += [one.dies_s for one in self._connections if one.dies_s is not None]
@@ -148,10 +182,8 @@ class Host:
         if self._adders.looks:
             self._adders.made()
         for connection in self._connections:
-            if connection.held:
-                held, connection.held = connection.held, []
-                for message in held:
-                    self._hear(connection, message)
+            for message in connection.unheard.due():
+                self._hear(connection, message)
         now_s = time.monotonic()
         for connection in list(self._connections):
             if connection.dies_s is not None and now_s >= connection.dies_s:
@@ -185,7 +217,7 @@ class Host:
         with contextlib.suppress(OSError):
             line, _ = self._listener.accept()
             line.setblocking(False)
-            connection = Connection(line, self._pages)
+            connection = Connection(line, self._pages, self._arena)
             self._connections.append(connection)
             self._selector.register(line, selectors.EVENT_READ, connection)
             strangers = [one for one in self._connections if not one.is_known]
@@ -200,7 +232,10 @@ class Host:
                 return
             for message in connection.inbox.feed(data):
                 if connection.is_known:
-                    self._hear(connection, message)
+                    if not hasattr(message, "key"):
+                        raise Malformed(f"a {type(message).__name__}, which is not a worker's to say")
+                    for one in connection.unheard.come(message):
+                        self._hear(connection, one)
                 else:
                     self._let_in(connection, message)
         except BlockingIOError:
@@ -262,11 +297,7 @@ class Host:
     # What they say.
 
     def _hear(self, connection: Connection, message: Any) -> None:
-        if not hasattr(message, "key"):
-            raise Malformed(f"a {type(message).__name__}, which is not a worker's to say")
-        if connection.held or not self._is_due(connection, message):
-            connection.held.append(message)
-        elif isinstance(message, say.Open):
+        if isinstance(message, say.Open):
             self._open(connection, message)
         elif isinstance(message, say.Close):
             if message.key in connection.workers:
@@ -276,11 +307,6 @@ class Host:
                 self._servers[message.key].hear(connection.workers[message.key], message)
             except Exception as error:  # whatever one worker says, the others are not to lose their host process
                 connection.send(say.Refused(message.key, f"{type(error).__name__}: {error}"))
-
-    def _is_due(self, connection: Connection, message: Any) -> bool:
-        """Whether a GPU has come to what the message speaks of."""
-        due, word = getattr(message, "due", 0), connection.words.get(message.key)
-        return not due or word is None or int(self._arena.words_of(connection.page)[word]) >= due
 
     def _open(self, connection: Connection, message: say.Open) -> None:
         try:

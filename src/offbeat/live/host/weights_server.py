@@ -22,6 +22,7 @@ class Sharer(Client):
     def __init__(self, key: str, worker: int, send: Send, log: list[Event] | None) -> None:
         super().__init__(key, worker, send, log)
         self.shared: SharedVec | None = None
+        self.stands = False  # between two steps, until it has said how far it was moved
 
     @property
     def y(self) -> Expression:
@@ -36,7 +37,7 @@ class WeightsServer:
 
     def __init__(self, key: str, plan: dict[str, Any], books: Books) -> None:
         self.key, self.run, self._books, self._size = key, str(plan["run"]), books, int(plan["size"])
-        self._retired = Retired(self._size)
+        self._retired, self._all_retired = Retired(self._size), False
         self._sharers: dict[int, Sharer] = {}
         self._early: list[tuple[int, Any]] = []
         self._left: set[int] = set()
@@ -90,15 +91,27 @@ class WeightsServer:
                 me.shared.shift(me.written(slot))
                 self._books.reply(me, Reply("heard", None, 0, [], ()))
                 self._books.grant(me)
+                me.stands = False
+                self._end_if_over()
             case say.Stands():
                 me.shared.stand()
+                me.stands = True
                 self._show(me)
             case say.Finished():
-                if self._retired.one_more():
-                    for one in self._sharers.values():
-                        self._show(one, "over")
+                self._all_retired = self._retired.one_more()
+                self._end_if_over()
             case _:
                 raise ValueError(f"shared weights do not know what to do with {message}")
+
+    def _end_if_over(self) -> None:
+        """Tell all what their weights have become, when nobody changes them any more.
+
+        One that has retired may still be taking part in an average: the other, which asked for it, goes on, retires,
+        and is heard first. What the one that is late has to add belongs to its weights, too.
+        """
+        if self._all_retired and not any(one.stands for one in self._sharers.values()):
+            for one in self._sharers.values():
+                self._show(one, "over")
 
     def _meet(self, me: Sharer, peer: Sharer) -> None:
         stale = 0

@@ -1,0 +1,190 @@
+"""Workers and the tables of their host process, in any order of events: nothing is lost, counted twice or overwritten.
+
+The clients and the servers are the real ones; processes, memory and sums are a model (`tests.support.at_host`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from offbeat.live.host.books import FEW
+from offbeat.rounds import waiting
+from offbeat.rounds.rules import CatchUp, Rules
+from offbeat.topology import groups
+from tests.support.at_host import (
+    Case,
+    Play,
+    all_orders,
+    every_gradient_is_applied_once_by_all,
+    nothing_is_lost_from_the_sum,
+    play,
+    programs,
+    rounds_are_of_what_lay_in_the_trays,
+    rounds_are_told_once,
+)
+
+SEEDS = range(6)
+GRADIENTS = {
+    "first": Rules(waiting.first, "carry"),
+    "late": Rules(waiting.first, "carry", late=1),
+    "two": Rules(waiting.at_least(2), "carry"),
+    "two late": Rules(waiting.at_least(2), "carry", late=1),
+    "majority": Rules(waiting.majority, "carry"),
+    "full": Rules(waiting.first, "carry", full_every=3),
+    "full late": Rules(waiting.first, "carry", full_every=3, late=1),
+    "bounded": Rules(waiting.first, "carry", bound=2),
+    "bounded late": Rules(waiting.first, "carry", bound=2, late=1),
+    "every step": Rules(waiting.first, "carry", catch_up="every_step"),
+    "every step late": Rules(waiting.first, "carry", catch_up="every_step", late=1),
+    "grace": Rules(waiting.first, "carry", grace=0.01),
+    "grace late": Rules(waiting.first, "carry", grace="auto", late=1),
+    "dropped": Rules(waiting.first, "drop"),
+    "dropped late": Rules(waiting.first, "drop", late=1),
+}
+AS_THEY_COME = {
+    "as they come": Rules(waiting.first, "shared", good_for=math.inf, pool=2),
+    "as they come, late": Rules(waiting.first, "shared", late=1, good_for=math.inf, pool=2),
+    "drawn": Rules(waiting.first, "shared", good_for=math.inf, pool=2, draws=2),
+    "drawn, late": Rules(waiting.first, "shared", late=1, good_for=math.inf, pool=2, draws=2),
+}
+KINDS: dict[str, Rules | None] = {
+    "gradients": GRADIENTS["first"],
+    "late gradients": GRADIENTS["late"],
+    "last weights": Rules(waiting.first, "last"),
+    "shared weights": Rules(waiting.first, "shared"),
+    "late shared weights": Rules(waiting.first, "shared", late=1),
+    **AS_THEY_COME,
+    "pairs": None,
+}
+LATE_GPU = pytest.mark.parametrize("late_gpu", [False, True], ids=["", "late GPU"])
+
+
+def whom(rules: Rules | None, size: int) -> Any:
+    return groups(size, 2) if rules is not None and rules.of_weights else None
+
+
+def check(one: Play) -> None:
+    """What must be so of this kind."""
+    rules = one.case.rules
+    if rules is None or rules.absent == "shared":
+        nothing_is_lost_from_the_sum(one)
+    else:
+        rounds_are_told_once(one)
+    if rules is not None and rules.absent in ("carry", "drop"):
+        every_gradient_is_applied_once_by_all(one)
+    if rules is not None and rules.absent in ("carry", "last"):
+        rounds_are_of_what_lay_in_the_trays(one)
+
+
+@LATE_GPU
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_every_gradient_is_in_one_sum_and_all_workers_apply_the_same(name: str, late_gpu: bool) -> None:
+    rules = GRADIENTS[name]
+    also = "at" if rules.absent == "drop" else "aot"
+    for seed in SEEDS:
+        check(play(Case(rules, programs(seed, 3, also=also), is_long=bool(seed % 2), late_gpu=late_gpu), seed))
+
+
+@LATE_GPU
+@pytest.mark.parametrize("size", [3, 7])
+@pytest.mark.parametrize("catch_up", ["current", "every_step"])
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("full_every", [None, 3])
+def test_what_is_added_to_shared_weights_is_never_lost(
+    full_every: int | None, late: int, catch_up: CatchUp, size: int, late_gpu: bool
+) -> None:
+    rules = Rules(waiting.first, "shared", late=late, full_every=full_every, catch_up=catch_up)
+    for seed in range(4 if size == 3 else 2):
+        told = programs(seed, size, also="at")
+        check(play(Case(rules, told, whom(rules, size), is_long=bool(seed % 2), late_gpu=late_gpu), seed))
+
+
+@LATE_GPU
+@pytest.mark.parametrize("size", [3, 7])
+@pytest.mark.parametrize("name", AS_THEY_COME)
+def test_what_is_added_to_weights_that_meet_as_they_come_is_never_lost(name: str, size: int, late_gpu: bool) -> None:
+    rules = AS_THEY_COME[name]
+    for seed in range(4 if size == 3 else 2):
+        told = programs(seed, size, also="at")
+        one = play(Case(rules, told, is_long=bool(seed % 2), late_gpu=late_gpu), seed)
+        check(one)
+        if not rules.draws:
+            assert all(took_part == brought for w in one.workers for took_part, brought in w.parts), "nobody is absent"
+
+
+@LATE_GPU
+@pytest.mark.parametrize("size", [3, 7])
+@pytest.mark.parametrize("full_every", [None, 3])
+def test_an_average_is_of_what_each_member_has_submitted_last(
+    full_every: int | None, size: int, late_gpu: bool
+) -> None:
+    rules = Rules(waiting.first, "last", full_every=full_every)
+    for seed in range(6 if size == 3 else 2):
+        told = programs(seed, size, also="a")
+        check(play(Case(rules, told, whom(rules, size), is_long=bool(seed % 2), late_gpu=late_gpu), seed))
+
+
+@LATE_GPU
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_what_is_added_to_weights_that_meet_in_pairs_is_never_lost(size: int, late_gpu: bool) -> None:
+    for seed in range(10):
+        told = programs(seed, size, (0, 8), also="a")
+        check(play(Case(None, told, is_long=bool(seed % 2), late_gpu=late_gpu), seed))
+
+
+@pytest.mark.parametrize("program", [("ss", "s"), ("s", "sa")], ids=" ".join)
+@pytest.mark.parametrize("kind", ["gradients", "late gradients", "last weights", "late shared weights", "pairs"])
+def test_in_every_order_that_is_one_departure_from_taking_turns_nothing_is_lost(
+    kind: str, program: tuple[str, ...]
+) -> None:
+    case = Case(KINDS[kind], program, whom(KINDS[kind], 2), is_long=True)
+    assert all_orders(case, check, departures=1) > 20
+
+
+@pytest.mark.parametrize("kind", ["gradients", "late gradients"])
+def test_in_every_order_that_is_two_departures_from_taking_turns_nothing_is_lost(kind: str) -> None:
+    assert all_orders(Case(KINDS[kind], ("s", "s")), check, departures=2) > 100
+
+
+def test_a_schedule_that_never_begins_again_is_told_as_the_rounds_go_on() -> None:
+    size = 4
+    turning = groups(size, 2)
+    for rules in (Rules(waiting.first, "last"), Rules(waiting.first, "shared")):
+        one = play(Case(rules, ("s" * 30,) * size, lambda t: turning(t * t)), 0)
+        check(one)
+        assert max(version for w in one.workers for version, _ in w.got) > 64, "more than was told at the beginning"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "gradients" not in kind])
+def test_slots_are_few_however_long_a_run_is(kind: str) -> None:
+    """Of gradients, each result waits for whoever sleeps; see what is said of replicas."""
+    size = 4
+    for seed in range(3):
+        case = Case(KINDS[kind], ("s" * 40,) * size, whom(KINDS[kind], size), is_long=seed == 1, late_gpu=seed == 2)
+        assert play(case, seed).arena.taken <= 8 * size
+
+
+def test_a_tray_that_waits_long_for_a_round_stands_on_few_slots() -> None:
+    rules = Rules(waiting.at_least(3), "carry", catch_up="every_step")
+    late = Rules(waiting.first, "shared", full_every=None)
+    for one in (rules, late):
+        case = Case(one, ("s" * 40, "s" * 40, "s"), whom(one, 3), paces=(60, 60, 1))
+        played = play(case, 1)
+        check(played)
+        assert played.arena.taken <= 3 * (FEW + 4)
+
+
+@LATE_GPU
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_worker_that_dies_at_any_moment_leaves_nothing_behind_and_nothing_is_overwritten(
+    kind: str, late_gpu: bool
+) -> None:
+    died = 0
+    for seed in range(5):
+        told = programs(seed, 3, (4, 10))
+        one = play(Case(KINDS[kind], told, whom(KINDS[kind], 3), late_gpu=late_gpu, dies=seed % 3), seed)
+        died += any(worker.is_dead for worker in one.workers)
+    assert died

@@ -1,0 +1,280 @@
+"""Faults that were planted are found: each of them makes an order of events go wrong, and the checks see it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from offbeat.live.host import books, channel_server, ledger, process, weights_server
+from offbeat.live.host import messages as say
+from offbeat.live.host.ledger import Expression, Total
+from offbeat.live.worker.channel_client import ChannelClient
+from offbeat.rounds import waiting
+from offbeat.rounds.rules import Rules
+from offbeat.rounds.seat import Seat
+from offbeat.topology import groups
+from tests.support import at_host
+from tests.support.at_host import (
+    Case,
+    Play,
+    every_gradient_is_applied_once_by_all,
+    nothing_is_lost_from_the_sum,
+    play,
+    rounds_are_of_what_lay_in_the_trays,
+)
+
+STEPS = ("sssasss", "ssssss", "sss")
+CASES = {
+    "gradients": Case(Rules(waiting.first, "carry"), STEPS),
+    "a death": Case(Rules(waiting.first, "last"), ("sssss", "ssss", "sss"), groups(3, 2), dies=0),
+    "late gradients": Case(Rules(waiting.first, "carry", late=1), STEPS, is_long=True),
+    "gradients of a late GPU": Case(Rules(waiting.first, "carry", late=1), STEPS, late_gpu=True),
+    "last weights": Case(Rules(waiting.first, "last"), STEPS, groups(3, 2)),
+    "shared weights": Case(Rules(waiting.first, "shared", late=1), STEPS, groups(3, 2)),
+    "as they come": Case(Rules(waiting.first, "shared", good_for=math.inf, pool=2), STEPS),
+    "pairs": Case(None, ("sssassa", "ssss", "ss")),
+    "replicas": Case(Rules(waiting.first, "carry", spares=True), ("s" * 30, "s" * 30, "sss"), paces=(60, 40, 1)),
+}
+SEEDS = range(40)
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def check(one: Play) -> None:
+    rules = one.case.rules
+    if any(worker.is_dead for worker in one.workers):
+        return
+    if rules is not None and not rules.of_weights:
+        every_gradient_is_applied_once_by_all(one)
+    if rules is None or rules.absent == "shared":
+        nothing_is_lost_from_the_sum(one)
+    if rules is not None and rules.absent in ("carry", "last"):
+        rounds_are_of_what_lay_in_the_trays(one)
+
+
+def roots_without(*names: str) -> Plant:
+    """What a worker may be reading, or is about to be given, but for these."""
+
+    def roots(client: Any) -> Iterator[Expression]:
+        for _, vectors in () if "answers" in names else client._unreleased:
+            yield from vectors
+        for reply in () if "replies" in names else client.replies:
+            yield from (vector for vector, _ in reply.vectors)
+        yield from (one for name in ("own", "put_by") if name not in names and (one := getattr(client, name)))
+
+    return lambda patch: patch.setattr(books.Client, "roots", property(roots))
+
+
+def what_is_read_beside_an_answer(patch: pytest.MonkeyPatch) -> None:
+    """A seat knows it, too, until the next one comes."""
+    values = Seat.values.fget  # type: ignore[attr-defined]
+    patch.setattr(Seat, "values", property(lambda self: [one for one in values(self) if one is not self._newest]))
+    roots_without("own")(patch)
+
+
+def slots_that_are_free_though_granted(patch: pytest.MonkeyPatch) -> None:
+    roots = books.Books._roots
+    patch.setattr(books.Books, "_roots", lambda self: (roots(self)[0], [*self.aside]))
+
+
+def slots_that_are_free_though_asked_for(patch: pytest.MonkeyPatch) -> None:
+    def roots(self: books.Books) -> tuple[list[Expression], list[int]]:
+        aside, self.aside = self.aside, set()
+        found = whole(self)
+        self.aside = aside
+        return found
+
+    whole = books.Books._roots
+    patch.setattr(books.Books, "_roots", roots)
+
+
+def terms_that_are_free(patch: pytest.MonkeyPatch) -> None:
+    def unreached(self: Any) -> list[int]:
+        expressions, slots = self._roots()
+        reached = {*slots, *(place.slot for one in expressions for place, _ in one.refs)}
+        return [slot for slot in self.all if slot not in reached]
+
+    patch.setattr(ledger.Slots, "_unreached", unreached)
+
+
+def a_release_too_far(patch: pytest.MonkeyPatch) -> None:
+    release = books.Client.release
+    patch.setattr(books.Client, "release", lambda self, upto: release(self, upto + 3))
+
+
+def released_as_soon_as_heard(patch: pytest.MonkeyPatch) -> None:
+    hear = ChannelClient._hear
+
+    def hears(self: ChannelClient, answer: say.Answer) -> None:
+        hear(self, answer)
+        self._answered = answer.number
+
+    patch.setattr(ChannelClient, "_hear", hears)
+
+
+def messages_that_overtake(patch: pytest.MonkeyPatch) -> None:
+    def send(self: Any, message: Any) -> None:
+        self.up.appendleft(say.packed(message))
+
+    patch.setattr(at_host.Line, "send", send)
+
+
+def messages_that_pass_one_that_waits(patch: pytest.MonkeyPatch) -> None:
+    def due(self: Any) -> Iterator[Any]:
+        for message in [one for one in self._messages if self._is_due(one)]:
+            self._messages.remove(message)
+            yield message
+
+    patch.setattr(process.Unheard, "due", due)
+
+
+def a_total_that_is_divided_twice(patch: pytest.MonkeyPatch) -> None:
+    make = Total.__init__
+
+    def init(self: Total, terms: Any, divisor: int = 1) -> None:
+        make(self, [term * (1.0 / divisor) for term in terms], divisor)
+
+    patch.setattr(Total, "__init__", init)
+
+
+def an_order_that_is_lost(patch: pytest.MonkeyPatch) -> None:
+    make, asked = at_host.Adders.make, [0]
+
+    def makes(self: Any, total: Total, memory: Any) -> None:
+        asked[0] += 1
+        if asked[0] % 5:
+            make(self, total, memory)
+
+    patch.setattr(at_host.Adders, "make", makes)
+
+
+def a_message_that_is_lost(patch: pytest.MonkeyPatch) -> None:
+    hear, heard = channel_server.ChannelServer.hear, [0]
+
+    def hears(self: Any, worker: int, message: Any) -> None:
+        heard[0] += isinstance(message, say.Submit)
+        if not isinstance(message, say.Submit) or heard[0] % 7:
+            hear(self, worker, message)
+
+    patch.setattr(channel_server.ChannelServer, "hear", hears)
+
+
+def a_sum_that_forgets(patch: pytest.MonkeyPatch) -> None:
+    """Of two that stand on the same slot."""
+
+    def add(self: Expression, other: Expression, alpha: float = 1.0) -> Expression:
+        self.refs = tuple({**dict(self.refs), **dict((other * alpha).refs)}.items())
+        return self
+
+    patch.setattr(Expression, "add_", add)
+
+
+def a_replica_that_stands_for_one_too_many(patch: pytest.MonkeyPatch) -> None:
+    keep = channel_server.ChannelServer._keep
+    patch.setattr(
+        channel_server.ChannelServer,
+        "_keep",
+        lambda self, client, upto, vectors, said: keep(self, client, upto + 1, vectors, said),
+    )
+
+
+def a_meeting_that_changes_one_of_two(patch: pytest.MonkeyPatch) -> None:
+    def meet(self: Any, me: Any, peer: Any) -> None:
+        before = peer.y.refs
+        whole(self, me, peer)
+        if me is not peer:
+            peer.y.refs = before
+
+    whole = weights_server.WeightsServer._meet
+    patch.setattr(weights_server.WeightsServer, "_meet", meet)
+
+
+def always(owner: Any, name: str, value: Any) -> Plant:
+    return lambda patch: patch.setattr(owner, name, value, raising=False)
+
+
+OVERWRITTEN, STUCK = "something else lies by now", "nobody can go on"
+# What is planted, in which case, and by which words it is found.
+FAULTS: dict[str, tuple[Plant, str, str]] = {
+    "answers that are being read are no roots": (roots_without("answers"), "gradients", OVERWRITTEN),
+    "answers that wait for sums are no roots": (roots_without("replies"), "gradients", "is told of what does not lie"),
+    "what was submitted, and is read beside an answer, is no root": (
+        what_is_read_beside_an_answer,
+        "shared weights",
+        OVERWRITTEN,
+    ),
+    "what was submitted, and its seat has not heard of, is no root": (roots_without("put_by"), "replicas", OVERWRITTEN),
+    "slots that were granted are no roots": (slots_that_are_free_though_granted, "gradients", "given to two"),
+    "slots for a replica are no roots": (slots_that_are_free_though_asked_for, "replicas", "given to two"),
+    "sums in the making are no roots": (
+        always(at_host.Adders, "roots", lambda self: []),
+        "a death",
+        "given to two|was taken while it was made",
+    ),
+    "memory goes back while sums are made": (
+        always(at_host.Adders, "through_with", lambda *_: None),
+        "a death",
+        "memory goes back",
+    ),
+    "what lies at the seats is no root": (
+        always(channel_server.ChannelServer, "_values", lambda self: []),
+        "gradients",
+        OVERWRITTEN,
+    ),
+    "terms of a sum that is not made are no roots": (terms_that_are_free, "gradients", OVERWRITTEN),
+    "an answer goes out before its sum is made": (
+        always(books.Reply, "is_ready", True),
+        "gradients",
+        "is told of what does not lie",
+    ),
+    "a result is told twice": (
+        always(Seat, "heard_of", property(lambda self: self.place.taken)),
+        "late gradients",
+        "IndexError|were applied",
+    ),
+    "a release is counted too far": (a_release_too_far, "late gradients", OVERWRITTEN),
+    "a worker releases what it has only heard of": (released_as_soon_as_heard, "late gradients", OVERWRITTEN),
+    "messages of a worker overtake each other": (messages_that_overtake, "gradients", STUCK),
+    "messages pass one that waits for a GPU": (messages_that_pass_one_that_waits, "gradients of a late GPU", STUCK),
+    "messages are heard before a GPU has written": (
+        always(process.Unheard, "_is_due", lambda self, message: True),
+        "gradients of a late GPU",
+        "heard before it has written",
+    ),
+    "a total is divided twice": (a_total_that_is_divided_twice, "last weights", "came to"),
+    "an order to the adders is lost": (an_order_that_is_lost, "gradients", STUCK),
+    "a message is lost": (a_message_that_is_lost, "gradients", STUCK),
+    "a sum forgets one of two that stand on the same slot": (a_sum_that_forgets, "pairs", "hold"),
+    "a replica stands for one result too many": (a_replica_that_stands_for_one_too_many, "replicas", "apply the same"),
+    "a meeting changes one of two": (a_meeting_that_changes_one_of_two, "pairs", "hold"),
+    "who stands is not waited for when all have retired": (
+        always(weights_server.Sharer, "stands", property(lambda self: False, lambda self, stands: None)),
+        "pairs",
+        "IndexError",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_that_was_planted_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant, case, words = FAULTS[name]
+    plant(monkeypatch)
+    for seed in SEEDS:
+        try:
+            check(play(CASES[case], seed))
+        except Exception as error:
+            found = f"{type(error).__name__}: {error}"
+            break
+    else:
+        found = "nothing"
+    assert re.search(words, found)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_without_one_nothing_is_found(case: str) -> None:
+    for seed in SEEDS[:8]:
+        check(play(CASES[case], seed))

@@ -1,0 +1,1084 @@
+"""The host process's tables and their workers without processes: real servers and real clients, in any order of events.
+
+Between the two everything is a model: a vector is a number, a slot holds one, sums take their time, a message is
+somewhere on its way. Each worker is a thread, but only one runs at any time, and a *chooser* says who goes on: so what
+happens is a function of what it chooses, and nothing waits for a clock.
+
+Every time something is written, its slot gets a new *stamp*. Whoever is promised what lies in a slot, is promised the
+stamp that it has then, and looks whether it is still the same when it reads. A slot that is taken gets another stamp at
+once, as if whoever has taken it had written already.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Protocol
+from unittest.mock import patch
+
+from offbeat.live.host import channel_server, weights_server
+from offbeat.live.host import messages as say
+from offbeat.live.host.books import Books
+from offbeat.live.host.channel_server import ChannelServer
+from offbeat.live.host.ledger import Expression, Slots, Total, Written
+from offbeat.live.host.process import Unheard
+from offbeat.live.host.weights_server import WeightsServer
+from offbeat.live.partial.opening import _plan_of
+from offbeat.live.worker import waiter
+from offbeat.live.worker import channel_client, weights_client
+from offbeat.live.worker.channel_client import LONG_BYTES, ChannelClient
+from offbeat.live.worker.weights_client import WeightsClient
+from offbeat.method.effects import Channel, Got
+from offbeat.rounds.held import Elsewhere
+from offbeat.rounds.rules import Rules
+from offbeat.rounds.seat import Event
+from offbeat.runs.trace import Trace
+from offbeat.tensors.vector import Way
+from offbeat.topology import everyone
+from offbeat.topology.hierarchy import Nodes
+
+KEY, PATIENCE_S = "run/channel", float("inf")
+MOST_EVENTS = 50_000  # of a play: then somebody goes in circles
+
+
+class Wrong(AssertionError):
+    """Something happened that must never happen."""
+
+
+def insist(is_so: bool, words: str) -> None:
+    if not is_so:
+        raise Wrong(words)
+
+
+# Memory.
+
+
+class Place(int):
+    """A slot, with the stamp of what is meant by it."""
+
+    stamp: int
+
+    @classmethod
+    def of(cls, slot: int, stamp: int) -> Place:
+        place = cls(slot)
+        place.stamp = stamp
+        return place
+
+
+class Cell(NamedTuple):
+    """What lies in a slot: a number, or a replica; nothing that can be read if it is None."""
+
+    value: Any
+    stamp: int
+    by: object
+
+
+class Memory:
+    """All slots of a channel. ``may_write``: whether a slot is a worker's to write to."""
+
+    slot_bytes = 8
+
+    def __init__(self) -> None:
+        self.cells: dict[int, Cell] = {}
+        self.may_write: Callable[[int, int], bool] = lambda rank, slot: True
+        self._stamps = 0
+
+    def put(self, slot: int, value: Any, by: object) -> int:
+        self._stamps += 1
+        self.cells[slot] = Cell(value, self._stamps, by)
+        return self._stamps
+
+    def write(self, slot: int, value: Any, rank: int) -> int:
+        """A worker does."""
+        insist(self.may_write(rank, slot), f"worker {rank} writes to slot {slot}, which is not its own")
+        return self.put(slot, value, rank)
+
+    def read(self, place: Place, who: str) -> Any:
+        cell = self.cells[place]
+        insist(cell.stamp == place.stamp, f"{who} reads slot {place}, where something else lies by now")
+        insist(cell.value is not None, f"{who} reads slot {place}, where nothing lies yet")
+        return cell.value
+
+    def forget(self) -> None:
+        """Nothing is kept open."""
+
+
+class Arena:
+    """Gives slots, and counts those that have come back."""
+
+    def __init__(self) -> None:
+        self.taken = self.back = 0
+
+    def take(self, nbytes: int) -> int:
+        self.taken += 1
+        return self.taken
+
+    def give_back(self, slot: int, nbytes: int) -> None:
+        self.back += 1
+
+
+class WatchedSlots(Slots):
+    """Slots, each of which holds nothing from the moment at which it is taken."""
+
+    memory: Memory
+
+    def take(self) -> int:
+        slot = super().take()
+        self.memory.put(slot, None, "nobody")
+        return slot
+
+
+class Making:
+    """A sum, and how far it has come."""
+
+    def __init__(self, total: Total) -> None:
+        self.total = total
+        self.left = [(place, f) for term in total.terms for place, f in term.refs]
+        self.value = 0.0
+
+
+class Adders:
+    """Sums are made in the order in which they were asked for, term by term, whenever it is their turn.
+
+    ``at_once``: short ones are made by whoever asks for them, as those are that stand on nothing unmade.
+    """
+
+    def __init__(self, memory: Memory, at_once: Callable[[], bool]) -> None:
+        self.queue: deque[Making] = deque()
+        self._memory, self._at_once = memory, at_once
+
+    def make(self, total: Total, memory: Any) -> None:
+        assert total.slot is not None
+        making = Making(total)
+        self._memory.put(total.slot, None, total)
+        inner = (place for place, _ in making.left if isinstance(place, Total))
+        if all(one.is_made for one in inner) and self._at_once():
+            while making.left:
+                self._add_one(making)
+            self._end(making)
+        else:
+            self.queue.append(making)
+
+    def work(self) -> None:
+        """A term is added; after the last of them the sum is there."""
+        if self.queue[0].left:
+            self._add_one(self.queue[0])
+        else:
+            self._end(self.queue.popleft())
+
+    def _add_one(self, making: Making) -> None:
+        place, f = making.left.pop(0)
+        assert place.slot is not None
+        if isinstance(place, Written):
+            insist(isinstance(place.slot, Place), "what a worker has written is known by its stamp")
+            value = self._memory.read(place.slot, "an adder")  # type: ignore[arg-type]
+        else:
+            cell = self._memory.cells[place.slot]
+            insist(place.is_made and cell.by is place, "an adder reads a sum that is not there, or not there any more")
+            value = cell.value
+        making.value += f * value
+
+    def _end(self, making: Making) -> None:
+        total = making.total
+        assert total.slot is not None
+        insist(self._memory.cells[total.slot].by is total, "the slot of a sum was taken while it was made")
+        self._memory.put(total.slot, making.value / total.divisor, total)
+        total.made()
+
+    def through_with(self, memory: Any) -> None:
+        while self.queue:
+            self.work()
+
+    def roots(self) -> list[Expression]:
+        return [Expression((one.total, 1.0) for one in self.queue)]
+
+
+# A worker's vectors and slots.
+
+
+class Stream:
+    """What a worker's GPU does, in order, and in its own time if it is ``late``; else at once."""
+
+    def __init__(self, late: bool) -> None:
+        self.late, self.asked, self.word = late, deque[Callable[[], None]](), 0
+        self._number = 0
+
+    def do(self, what: Callable[[], None]) -> None:
+        if self.late:
+            self.asked.append(what)
+        else:
+            what()
+
+    def work(self) -> None:
+        self.asked.popleft()()
+
+    def synchronize(self) -> None:
+        while self.asked:
+            self.work()
+
+    def due(self) -> int:
+        """The number that the worker's word will have when all that was asked for is done."""
+        if not self.late:
+            return 0
+        self._number += 1
+        number = self._number
+        self.asked.append(lambda: setattr(self, "word", number))
+        return number
+
+
+class Vector:
+    """Does what a client, a channel and a worker ask of a vector, when its worker's stream comes to it."""
+
+    used, cut, _phantom_bytes = None, None, 0
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+
+    def get(self) -> Any:
+        raise NotImplementedError
+
+    def set(self, value: Any) -> None:
+        raise NotImplementedError
+
+    def put_into(self, target: Any) -> Any:
+        self.stream.do(lambda: target.set(self.get()))
+        return target
+
+    def copy_(self, other: Any) -> Any:
+        return other.put_into(self)
+
+    def clone(self) -> Number:
+        made: Number = self.put_into(Number(self.stream))
+        return made
+
+    def __sub__(self, other: Any) -> Number:
+        made = Number(self.stream)
+        self.stream.do(lambda: made.set(self.get() - other.get()))
+        return made
+
+    def add(self, number: float) -> None:
+        self.stream.do(lambda: self.set(self.get() + number))
+
+
+class Number(Vector):
+    """A worker's own."""
+
+    def __init__(self, stream: Stream, value: Any = 0.0) -> None:
+        super().__init__(stream)
+        self.value = value
+
+    def get(self) -> Any:
+        return self.value
+
+    def set(self, value: Any) -> None:
+        self.value = value
+
+
+class Room(Vector):
+    """A slot that its worker writes to."""
+
+    def __init__(self, slots: AtSlots, slot: int) -> None:
+        super().__init__(slots.stream)
+        self._slots, self._slot = slots, slot
+
+    def get(self) -> Any:
+        return self._slots.memory.read(self._slots.own(self._slot), f"worker {self._slots.rank}")
+
+    def set(self, value: Any) -> None:
+        self._slots.stamp(self._slot, value)
+
+
+class Lent(Vector):
+    """What slots hold together, ``plus`` one of the worker's own; read where it lies, whenever somebody looks."""
+
+    def __init__(self, slots: AtSlots, refs: Sequence[tuple[Place, float]], plus: int | None = None) -> None:
+        super().__init__(slots.stream)
+        self._slots, self._refs = slots, list(refs)
+        if plus is not None:
+            self.stream.do(lambda: self._refs.append((slots.own(plus), 1.0)))
+
+    def get(self) -> Any:
+        who, memory = f"worker {self._slots.rank}", self._slots.memory
+        values = [(memory.read(place, who), f) for place, f in self._refs]
+        return values[0][0] if len(values) == 1 and values[0][1] == 1.0 else sum(f * value for value, f in values)
+
+
+class AtSlots:
+    """A worker's slots. ``deposits``: what it has written, in order."""
+
+    keeps = True
+
+    def __init__(self, memory: Memory, rank: int, stream: Stream) -> None:
+        self.memory, self.rank, self.stream = memory, rank, stream
+        self.deposits: list[float] = []
+        self._own: dict[int, int] = {}
+
+    def own(self, slot: int) -> Place:
+        """What this worker has written there last."""
+        return Place.of(slot, self._own[slot])
+
+    def stamp(self, slot: int, value: Any) -> None:
+        self._own[slot] = self.memory.write(slot, value, self.rank)
+
+    def write(self, x: Any, slot: int) -> None:
+        is_way = isinstance(x, Way)
+
+        def lay() -> None:
+            self.deposits.append(x.end.get() - x.start.get() if is_way else x.get())
+            self.stamp(slot, self.deposits[-1])
+
+        self.stream.do(lay)
+
+    write_way = write
+
+    def fetch(self, slots: Sequence[Any]) -> None:
+        """They are read where they lie."""
+
+    is_fetched = True
+
+    def read(self, refs: Sequence[tuple[Place, float]], plus: int | None = None) -> Lent:
+        return Lent(self, refs, plus)
+
+    def each(self, slots: Sequence[Place]) -> list[Lent]:
+        return [Lent(self, [(slot, 1.0)]) for slot in slots]
+
+    def room(self, slot: int) -> Room:
+        return Room(self, slot)
+
+    def wrote(self, slots: Sequence[int]) -> None:
+        """They lie where they were written."""
+
+    def due(self) -> int:
+        return self.stream.due()
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+
+# Threads of which one runs at a time.
+
+
+class Ended(BaseException):
+    """The play is over, or this worker's process; its thread is to end."""
+
+
+class Turn:
+    """A thread that goes on only when it is told to."""
+
+    def __init__(self, body: Callable[[], None]) -> None:
+        self._body = body
+        self._go, self._stop = threading.Lock(), threading.Lock()  # held until the other lets go
+        self._go.acquire()
+        self._stop.acquire()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.is_done = self._is_over = False
+        self.until: Callable[[], bool] = lambda: True
+        self.looks_up, self.looked_at = False, -1  # it may look up from its wait; what the board was when it did
+        self.error: BaseException | None = None
+        self._looks = False
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._go.acquire()
+        try:
+            if not self._is_over:
+                self._body()
+        except Ended:
+            pass
+        except BaseException as error:
+            self.error = error
+        self.is_done = True
+        self._stop.release()
+
+    def go(self, looks: bool = False) -> None:
+        """Until it waits again. ``looks``: what it waits for has not come."""
+        self._looks = looks
+        self._go.release()
+        self._stop.acquire()
+        if self.error is not None:
+            raise self.error
+
+    def wait(self, until: Callable[[], bool] = lambda: True, looks_up: bool = False) -> bool:
+        """In the thread: go on when ``until`` is so, and the chooser lets it. Whether it is so."""
+        self.until, self.looks_up = until, looks_up
+        self._stop.release()
+        self._go.acquire()
+        if self._is_over:
+            raise Ended
+        if not self._looks:
+            self.looked_at = -1
+        return not self._looks
+
+    def end(self) -> None:
+        self._is_over = True
+        if not self.is_done:
+            self._go.release()
+        self._thread.join()
+
+
+class Line:
+    """A worker's line: messages to the host process, and answers, somewhere on their way."""
+
+    def __init__(self, play: Play, rank: int) -> None:
+        self._play, self._rank = play, rank
+        self.up: deque[bytes] = deque()
+        self.down: deque[Any] = deque()
+        self._heard: deque[Any] = deque()
+
+    def send(self, message: Any) -> None:
+        self.up.append(say.packed(message))
+
+    def arrive(self) -> None:
+        self._heard.append(self.down.popleft())
+
+    def heard_within(self, key: str, seconds: float) -> Any:
+        if not self._heard:
+            turn = self._play.workers[self._rank].turn
+            if not seconds or not turn.wait(lambda: bool(self._heard), looks_up=True):
+                self._play.now_s += seconds
+                return None
+        return self._heard.popleft()
+
+    def part(self, key: str, word: int) -> None:
+        """Nothing is kept."""
+
+
+class Board:
+    """What workers know of each other beside the channel."""
+
+    def __init__(self, play: Play, rank: int) -> None:
+        self._play, self.rank = play, rank
+
+    def check(self, during: str = "") -> None:
+        """Nobody has failed."""
+
+    def waits_for(self, what: str) -> Any:
+        return nullcontext()
+
+    def bear_with(self, since_s: float, patience_s: float, what: str) -> float:
+        return since_s
+
+    def pause(self, seconds: float, ready: Callable[[], bool]) -> None:
+        self._play.workers[self.rank].turn.wait(ready)
+
+    def ask(self, average: int) -> None:
+        self._play.post(("asked", average), 0, None)
+
+    def is_asked(self, average: int) -> bool:
+        return ("asked", average) in self._play.facts
+
+    def meeting(self, name: object) -> Callable[[], bool]:
+        self._play.post(name, self.rank, None)
+        return lambda: len(self._play.facts[name]) == self._play.size
+
+    def gather(self, name: object, said: Any) -> list[Any]:
+        """What each has said, when all have."""
+        self._play.post(name, self.rank, said)
+        found = self._play.facts[name]
+        self._play.workers[self.rank].turn.wait(lambda: len(found) == self._play.size)
+        return [found[rank] for rank in range(self._play.size)]
+
+
+# Who goes on.
+
+
+class Option(NamedTuple):
+    """Something that can happen next. ``who`` does it; the greater its weight, the sooner it is drawn."""
+
+    who: int
+    weight: int
+    do: Callable[[], None]
+
+
+class Chooser(Protocol):
+    prompt: bool  # answers are sent and arrive at once
+    draw: random.Random
+
+    def choose(self, options: list[Option]) -> int: ...
+
+
+class Drawn:
+    """By lot."""
+
+    prompt = False
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+
+    def choose(self, options: list[Option]) -> int:
+        return self.draw.choices(range(len(options)), [one.weight for one in options])[0]
+
+
+class InTurn:
+    """All take turns, but at some decisions as many are passed over as ``passed_over`` says."""
+
+    prompt = True
+
+    def __init__(self, passed_over: dict[int, int]) -> None:
+        self.draw, self._passed_over, self._last = random.Random(0), passed_over, -1
+        self.widths: list[int] = []  # of each decision, how many could have been passed over
+
+    def choose(self, options: list[Option]) -> int:
+        after = next((k for k, one in enumerate(options) if one.who > self._last), 0)
+        chosen = (after + self._passed_over.get(len(self.widths), 0)) % len(options)
+        self.widths.append(len(options) - 1)
+        self._last = options[chosen].who
+        return chosen
+
+
+def all_orders(case: Case, check: Callable[[Play], None], departures: int) -> int:
+    """Play every order in which, once all have come, at most so many are passed over when it is their turn.
+
+    How many these are.
+    """
+    count, todo = 0, [dict[int, int]()]
+    while todo:
+        passed_over = todo.pop()
+        chooser = InTurn(passed_over)
+        one = Play(case, chooser)
+        one.run()
+        check(one)
+        count += 1
+        left = departures - sum(passed_over.values())
+        for at in range(max(passed_over, default=one.all_came_at) + 1, len(chooser.widths)):
+            todo += [{**passed_over, at: k} for k in range(1, min(left, chooser.widths[at]) + 1)]
+    return count
+
+
+# Workers.
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is played.
+
+    ``programs``: what each worker does; "s" takes a step, "a" asks for an average, "t" looks whether its last round is
+    through, "o" asks what it owes. ``is_long``: vectors are, so that memory is given back when a step is over, and
+    copies lie in slots. ``late_gpu``: what workers write and read happens later than they ask for it. ``dies``: a
+    worker whose process ends, at any moment; a while later the others give up.
+    """
+
+    rules: Rules | None  # None: weights that meet in pairs
+    programs: tuple[str, ...]
+    whom: Any = None
+    is_long: bool = False
+    late_gpu: bool = False
+    paces: tuple[int, ...] = ()
+    dies: int | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.programs)
+
+
+class Worker:
+    """One worker: its numbers, and what it does."""
+
+    def __init__(self, play: Play, rank: int) -> None:
+        case = play.case
+        self.play, self.rank, self.program = play, rank, case.programs[rank]
+        self.draw = random.Random(f"{play.seed} {rank}")
+        self.stream = Stream(case.late_gpu)
+        self.slots = AtSlots(play.memory, rank, self.stream)
+        self.board, self.line = Board(play, rank), Line(play, rank)
+        self.unheard = Unheard(lambda key: self.stream.word)
+        self.turn = Turn(self.live)
+        self.nbytes = LONG_BYTES if case.is_long else 8
+        self.trace, self.log = Trace(keep_spans=False), list[Event]()
+        self.start = float(self.draw.randint(1, 1000))
+        self.x = Number(self.stream, self.start)
+        self.given: list[float] = []  # what it has made in each step
+        self.step = self.averages = 0
+        self.is_dead = self.has_left = False
+
+    def die(self) -> None:
+        self.is_dead = True
+        self.turn.end()
+
+    def live(self) -> None:
+        raise NotImplementedError
+
+    def opened(self, plan: dict[str, Any], spares: bool = False) -> say.Open:
+        return say.Open(KEY, self.rank, plan, 0, True, spares, 0)
+
+    def makes(self) -> float:
+        self.given.append(float(self.draw.randint(1, 1000)))
+        return self.given[-1]
+
+    def asked(self) -> bool:
+        return self.board.is_asked(self.averages)
+
+
+class AtChannel(Worker):
+    """At a channel. ``history`` is its replica: the results that it has applied, in their order."""
+
+    def __init__(self, play: Play, rank: int) -> None:
+        super().__init__(play, rank)
+        rules = play.case.rules
+        assert rules is not None
+        self.rules = rules
+        self.history: list[float] = []
+        self.got: list[tuple[int, float]] = []  # the rounds whose results it has read, and these
+        self.parts: list[tuple[int, int]] = []  # of these rounds: how many took part, and brought something
+        self.applied = self.taken_over = 0
+        holds: Any = self.holds
+        self.channel = Channel("channel", play.whom, rules, self.apply, holds=holds)
+        fake: Any = self
+        self.client = ChannelClient(
+            KEY,
+            fake.line,
+            0,
+            fake.slots,
+            self.channel,
+            Nodes(play.size),
+            fake.board,
+            self.trace,
+            self.nbytes,
+            0,
+            PATIENCE_S,
+            self.log,
+            fake if rules.spares else None,
+        )
+
+    def holds(self) -> Any:
+        return self.x if self.rules.absent == "last" else None
+
+    def live(self) -> None:
+        plan = _plan_of(self.channel, Nodes(self.play.size), 0, 0)
+        first: Any = self.x if self.rules.of_weights else None
+        self.client.begin(self.opened({**plan, "run": "run"}, self.rules.spares), first)
+        self.play.comes()
+        for what in self.program:
+            self.turn.wait()  # it computes
+            {"s": self.take_step, "a": self.average, "t": self.look, "o": self.ask_what_it_owes}[what]()
+        self.client.finished(self.holds())
+        while (got := self.client.rest(self.holds(), self.asked, self.take_part)) is not None:
+            self.turn.wait()
+            self.apply([got])
+        self.client.close()
+
+    def take_step(self) -> None:
+        number, work = self.makes(), None
+        if self.rules.absent == "shared":
+            before: Any = self.channel.keep(self.x)  # type: ignore[arg-type]
+            self.x.add(number)
+            work = Way(before, self.x)  # type: ignore[arg-type]
+        elif self.rules.absent == "last":
+            self.x.add(number)
+            work = self.x  # type: ignore[assignment]
+        else:
+            work = Number(self.stream, number)  # type: ignore[assignment]
+        assert work is not None
+        results = self.client.offer(work, self.step)
+        self.step += 1
+        self.turn.wait()  # others go on before it has read anything
+        self.apply(results)
+        self.client.step_over()
+
+    def apply(self, results: list[Got]) -> None:
+        self.applied += len(results)
+        for got in results:
+            self.stream.do(lambda got=got: self._apply(got))  # type: ignore[misc]
+
+    def _apply(self, got: Any) -> None:
+        value = got.value.get()
+        self.history.append(value)
+        self.got.append((got.version, value))
+        self.parts.append((got.count, len(got.contributors)))
+        if self.rules.of_weights:
+            self.x.set(value)
+
+    def look(self) -> None:
+        if self.client.through(self.step):
+            insist(not self.client._waits, "who is through waits for nothing")
+
+    def ask_what_it_owes(self) -> None:
+        """Its newest gradients, as many as are in no round yet."""
+        found: Any = self.client.owed()
+
+        def compare() -> None:
+            mine, owed = self.slots.deposits, 0.0 if found is None else found.get()
+            could_be = [sum(mine[k:]) for k in range(len(mine) + 1)]
+            insist(any(abs(owed - one) < 1e-6 for one in could_be), f"{owed} is owed, of {mine}")
+
+        self.stream.do(compare)
+
+    def average(self) -> None:
+        self.board.ask(self.averages)
+        self.take_part()
+
+    def take_part(self) -> None:
+        name, self.averages = self.averages, self.averages + 1
+
+        def largest(number: int) -> int:
+            return max(self.board.gather(("started", name), number))
+
+        self.client.stand(self.board.meeting(("standing", name)), largest, self.apply)
+        stood, shared = self.x.clone(), self.rules.absent == "shared"
+        self.stream.synchronize()
+        if not self.rules.of_weights:
+            histories = self.board.gather(("applied", name), tuple(self.history))
+            insist(len(set(histories)) == 1, "who stand have applied the same results")
+        else:
+            xs = self.board.gather(("x", name), self.x.get())
+            self.x.set(sum(xs) / len(xs))
+        renewed: Any = self.x - stood if shared else self.holds()
+        self.client.renew(renewed)
+
+    # Its replica, of one vector.
+
+    def lay_into(self, room: Callable[[int], Room], most: int) -> tuple[int, int]:
+        into = room(0)
+        self.stream.do(lambda: into.set(tuple(self.history)))
+        return 1, self.applied
+
+    def take_over(self, vectors: Sequence[Lent], said: int) -> None:
+        self.applied, self.taken_over = said, self.taken_over + 1
+
+        def take() -> None:
+            self.history[:] = vectors[0].get()
+            insist(len(self.history) == said, "a replica holds as many results as it says")
+
+        self.stream.do(take)
+
+
+class AtWeights(Worker):
+    """At weights that meet in pairs."""
+
+    def __init__(self, play: Play, rank: int) -> None:
+        super().__init__(play, rank)
+        fake: Any = self
+        self.client = WeightsClient(
+            KEY, fake.line, 0, fake.slots, fake.board, self.trace, self.nbytes, PATIENCE_S, self.log
+        )
+
+    def live(self) -> None:
+        plan = {"what": "weights", "size": self.play.size, "run": "run"}
+        first: Any = self.x
+        self.client.begin(self.opened(plan), first)
+        self.play.comes()
+        for what in self.program:
+            self.turn.wait()
+            {"s": self.take_step, "a": self.average}[what]()
+        last: Any = self.client.retire(self.asked, self.take_part)
+        self.turn.wait()
+        last.put_into(self.x)
+        self.stream.synchronize()
+        self.client.close()
+
+    def take_step(self) -> None:
+        if self.draw.random() < 0.7:
+            self.client.finish(self.client.meet(self.draw.randrange(self.play.size)))
+            self.turn.wait()
+        delta: Any = Number(self.stream, self.makes())
+        become: Any = self.client.add(delta)
+        self.turn.wait()
+        become.put_into(self.x)
+        self.client.step_over()
+
+    def average(self) -> None:
+        self.board.ask(self.averages)
+        self.take_part()
+
+    def take_part(self) -> None:
+        name, self.averages = self.averages, self.averages + 1
+        x: Any = self.x
+        self.client.stand(x, self.board.meeting(("standing", name)))
+        self.stream.synchronize()
+        xs = self.board.gather(("x", name), self.x.get())
+        self.x.set(sum(xs) / len(xs))
+        self.client.adopt(x)
+
+
+# The play.
+
+
+class Play:
+    """A table of the host process, its workers, and everything that is on its way between them."""
+
+    def __init__(self, case: Case, chooser: Chooser, seed: int = 0) -> None:
+        self.case, self.seed, self.size, self._chooser = case, seed, case.size, chooser
+        self.whom = everyone(case.size) if case.whom is None else case.whom
+        self.memory, self.arena, self.now_s = Memory(), Arena(), 0.0
+        self.facts: dict[object, dict[int, Any]] = {}
+        self.posted = self._happened = self._came = self.all_came_at = 0
+        draw = chooser.draw
+        at_once = 0.0 if chooser.prompt else draw.choice([0.0, 0.5, 1.0])
+        self.adders = Adders(self.memory, lambda: draw.random() < at_once)
+        fake: Any = self
+        self.books = Books(fake.arena, fake.memory, fake.adders)
+        self.books.slots = slots = WatchedSlots(self.books._new, self.books._roots)
+        slots.memory = self.memory
+        self.memory.may_write = self._may_write
+        self.server: ChannelServer | WeightsServer | None = None
+        self._has_looked = self._is_closed = self._is_given_up = False
+        n = self.size
+        # Some are slow, or their messages are; so may the adders be.
+        self._paces = case.paces or tuple(draw.choice([2, 10, 60]) for _ in range(n))
+        self._ups, self._downs, self._streams = ([draw.choice([3, 20, 60]) for _ in range(n)] for _ in range(3))
+        self._adding, self._flushing = draw.choice([2, 20, 60]), draw.choice([10, 60])
+        kind = AtWeights if case.rules is None else AtChannel
+        self.workers: list[Any] = []
+        for rank in range(n):
+            self.workers.append(kind(self, rank))
+
+    def comes(self) -> None:
+        """A worker has opened the channel."""
+        self._came += 1
+        if self._came == self.size:
+            self.all_came_at = self._happened - 1
+
+    def post(self, name: object, rank: int, said: Any) -> None:
+        self.facts.setdefault(name, {})[rank] = said
+        self.posted += 1
+
+    def _may_write(self, rank: int, slot: int) -> bool:
+        client: Any = self.books.clients[rank]
+        return slot in client.granted or slot in getattr(client, "replica", ())
+
+    # What happens.
+
+    def run(self) -> None:
+        with ExitStack() as stack:
+            clock = SimpleNamespace(monotonic=lambda: self.now_s)
+            for module in (channel_client, channel_server, weights_client, weights_server, waiter):
+                stack.enter_context(patch.object(module, "time", clock))
+            for worker in self.workers:
+                stack.callback(worker.turn.end)
+            while not self._is_closed and not self._is_given_up:
+                self._happened += 1
+                insist(self._happened < MOST_EVENTS, f"this does not end: {self._where()}")
+                options = self._options()
+                insist(bool(options), f"nobody can go on: {self._where()}")
+                options[self._chooser.choose(options)].do()
+        for worker in self.workers:
+            if not worker.is_dead and not self._is_given_up:
+                worker.stream.synchronize()
+            self._leave(worker)
+        insist(self.arena.back == self.arena.taken, "all memory has gone back")
+
+    def _options(self) -> list[Option]:
+        n, found = self.size, list[Option]()
+        for rank, worker in enumerate(self.workers):
+            turn, line = worker.turn, worker.line
+            if not turn.is_done:
+                if turn.until():
+                    found.append(Option(rank, self._paces[rank], turn.go))
+                elif turn.looks_up and turn.looked_at != self.posted:
+                    found.append(Option(rank, 1, lambda turn=turn: self._look_up(turn)))  # type: ignore[misc]
+            if line.up:
+                found.append(Option(n + rank, self._ups[rank], lambda w=worker: self._hear(w)))  # type: ignore[misc]
+            if line.down:
+                found.append(Option(2 * n + rank, self._downs[rank], line.arrive))
+            if worker.is_dead and not line.up and not worker.has_left:
+                found.append(Option(n + rank, self._ups[rank], lambda w=worker: self._leave(w)))  # type: ignore[misc]
+            if worker.stream.asked and not worker.is_dead:
+                found.append(Option(3 * n + rank, self._streams[rank], worker.stream.work))
+            if worker.unheard and worker.unheard._is_due(worker.unheard._messages[0]):
+                act = lambda w=worker: self._act(w, w.unheard.due())  # noqa: E731
+                found.append(Option(4 * n + rank, 20, act))
+        if self.adders.queue:
+            found.append(Option(5 * n, self._adding, self._add))
+        if any(one.replies and one.replies[0].is_ready for one in self.books.clients.values()):
+            found.append(Option(5 * n + 1, self._flushing, self._flush))
+        if self.server is not None and self.server.wakes_s is not None and not (self._has_looked and self._is_idle):
+            found.append(Option(5 * n + 2, 3, self._wake))
+        if self.case.dies is not None:
+            one = self.workers[self.case.dies]
+            if not one.is_dead and not one.turn.is_done:
+                found.append(Option(5 * n + 3, 1, one.die))
+            elif one.is_dead:
+                found.append(Option(5 * n + 3, 1, self._give_up))
+        found.sort(key=lambda one: one.who)
+        return found
+
+    @property
+    def _is_idle(self) -> bool:
+        """The host process only looks where everybody is."""
+        return isinstance(self.server, ChannelServer) and self.server._referee.deadline_s is None
+
+    def _give_up(self) -> None:
+        """The others have heard that one has died."""
+        self._is_given_up = True
+
+    def _look_up(self, turn: Turn) -> None:
+        turn.looked_at = self.posted
+        turn.go(looks=True)
+
+    def _add(self) -> None:
+        self.adders.work()
+        self._went_on()
+
+    def _wake(self) -> None:
+        assert self.server is not None
+        assert self.server.wakes_s is not None
+        self.now_s = max(self.now_s, self.server.wakes_s)
+        self._has_looked = True
+        self.server.silence(self.now_s)
+        self._went_on()
+
+    def _flush(self) -> None:
+        assert self.server is not None
+        self.server.flush()
+        for worker in self.workers if self._chooser.prompt else ():
+            while worker.line.down:
+                worker.line.arrive()
+
+    def _went_on(self) -> None:
+        """After everything that the host process does."""
+        if self._chooser.prompt and self.server is not None:
+            self._flush()
+        taken = [slot for client in self.books.clients.values() for slot in client.granted]
+        taken += [*self.books.aside, *(one.total.slot for one in self.adders.queue if one.total.slot is not None)]
+        insist(len(taken) == len(set(taken)), "no slot is given to two")
+
+    def _hear(self, worker: Worker) -> None:
+        (message,) = say.Inbox().feed(worker.line.up.popleft())
+        self._act(worker, worker.unheard.come(message))
+
+    def _act(self, worker: Worker, messages: Iterator[Any]) -> None:
+        self.now_s += 0.001 * self._chooser.draw.random()
+        for message in messages:
+            self._has_looked = False
+            if isinstance(message, say.Open):
+                if self.server is None:
+                    plan, books = message.plan, self.books
+                    weights = plan["what"] == "weights"
+                    self.server = (
+                        WeightsServer(KEY, plan, books) if weights else ChannelServer(KEY, plan, books, _is_nowhere)
+                    )
+                self.server.open(message, lambda answer: self._send(worker, answer))
+            elif isinstance(message, say.Close):
+                self._leave(worker)
+            else:
+                assert self.server is not None
+                self.server.hear(worker.rank, self._stamped(worker.rank, message))
+        self._went_on()
+
+    def _leave(self, worker: Worker) -> None:
+        if not worker.has_left and self.server is not None:
+            worker.has_left = True
+            if self.server.leave(worker.rank):
+                self.server.close()
+                self._is_closed = True
+                being_made = [one.total.slot for one in self.adders.queue]
+                insist(not being_made, f"memory goes back while sums are made there: {being_made}")
+
+    def _stamped(self, rank: int, message: Any) -> Any:
+        """With what lies in its slots now, which is to lie there until nobody needs it."""
+        if isinstance(message, say.Spare):
+            client: Any = self.books.clients[rank]
+            for k in range(message.vectors):
+                client.replica[k] = self._written(rank, client.replica[k])
+        slot = getattr(message, "slot", -1)
+        return message if slot < 0 else message._replace(slot=self._written(rank, slot))
+
+    def _written(self, rank: int, slot: int) -> Place:
+        cell = self.memory.cells[slot]
+        insist(cell.by == rank, f"worker {rank} is heard before it has written")
+        return Place.of(slot, cell.stamp)
+
+    def _send(self, worker: Worker, answer: say.Answer) -> None:
+        stamps: dict[int, int] = {}
+        for refs, _ in answer.given:
+            for slot, _ in refs:
+                cell = self.memory.cells[slot]
+                insist(cell.value is not None, f"worker {worker.rank} is told of what does not lie in slot {slot}")
+                meant = getattr(slot, "stamp", cell.stamp)
+                insist(meant == cell.stamp, f"worker {worker.rank} is told of what lies in slot {slot} no longer")
+                stamps[int(slot)] = cell.stamp
+        (answer,) = say.Inbox().feed(say.packed(answer))
+        given: Any = [([(Place.of(slot, stamps[slot]), f) for slot, f in refs], said) for refs, said in answer.given]
+        worker.line.down.append(answer._replace(given=given))
+
+    def _where(self) -> str:
+        said = [
+            f"worker {w.rank} {'has left' if w.turn.is_done else 'waits'}, {len(w.unheard._messages)} unheard"
+            for w in self.workers
+        ]
+        return "; ".join(said)
+
+
+def _is_nowhere(server: ChannelServer, worker: int) -> Elsewhere:
+    return Elsewhere()
+
+
+def play(case: Case, seed: int) -> Play:
+    """In an order that is drawn."""
+    one = Play(case, Drawn(seed), seed)
+    one.run()
+    return one
+
+
+def programs(seed: int, size: int, steps: tuple[int, int] = (0, 6), also: str = "") -> tuple[str, ...]:
+    """So many steps for each worker, and some of what else there is ``also`` to do between them."""
+    draw = random.Random(f"programs {seed}")
+
+    def one() -> str:
+        told = "".join("s" + draw.choice(["", "", *also]) for _ in range(draw.randint(*steps)))
+        return draw.choice(["", *also]) + told if told else told
+
+    return tuple(one() for _ in range(size))
+
+
+# What must be so, whatever the order was.
+
+
+def given(one: Play) -> float:
+    return sum(sum(worker.given) for worker in one.workers)
+
+
+def every_gradient_is_applied_once_by_all(one: Play) -> None:
+    first, size = one.workers[0], one.size
+    lost = sum(worker.given[step] for worker in one.workers for step in worker.client.lost)
+    for worker in one.workers:
+        insist(worker.history == first.history, "all workers apply the same")
+        insist(
+            is_near(sum(worker.history) * size, given(one) - lost),
+            f"of {given(one)} without {lost}, {sum(worker.history) * size} were applied",
+        )
+
+
+def nothing_is_lost_from_the_sum(one: Play) -> None:
+    held = sum(worker.x.get() for worker in one.workers)
+    should_be = sum(worker.start for worker in one.workers) + given(one)
+    insist(is_near(held, should_be), f"the workers hold {held} of {should_be}")
+
+
+def rounds_are_of_what_lay_in_the_trays(one: Play) -> None:
+    """By the seats' own logs: a round takes the gradients since the one before, or the weights that came last."""
+    rules = one.case.rules
+    assert rules is not None
+    gave: dict[int, dict[int, float]] = {}
+    of_weights = rules.of_weights
+    for worker in one.workers:
+        deposits = iter(worker.slots.deposits)
+        tray = next(deposits) if of_weights else 0.0
+        for what, number in worker.log:
+            if what in ("offer", "renew"):
+                tray = next(deposits) + (0.0 if of_weights else tray)
+            elif what in ("snapshot", "flush"):
+                gave.setdefault(number, {})[worker.rank] = tray
+                tray = tray if of_weights else 0.0
+        insist(next(deposits, None) is None, "all that was written was handed in")
+    for worker in one.workers:
+        for version, value in worker.got:
+            all_take_part = not of_weights or rules.is_full(version)
+            members: Any = range(one.size) if all_take_part else one.whom(version).block(worker.rank)
+            should_be = sum(gave[version][rank] for rank in members) / len(members)
+            insist(is_near(value, should_be), f"round {version} came to {value} instead of {should_be}")
+
+
+def rounds_are_told_once(one: Play) -> None:
+    for worker in one.workers:
+        versions = [r.version for r in worker.trace.rounds]
+        insist(versions == sorted(set(versions)), "a round is told of once, in its order")
+
+
+def is_near(a: float, b: float) -> bool:
+    return abs(a - b) < 1e-6 * max(1.0, abs(a), abs(b))
