@@ -560,7 +560,8 @@ class Case:
     ``programs``: what each worker does; "s" takes a step, "a" asks for an average, "t" looks whether its last round is
     through, "o" asks what it owes. ``is_long``: vectors are, so that memory is given back when a step is over, and
     copies lie in slots. ``late_gpu``: what workers write and read happens later than they ask for it. ``dies``: a
-    worker whose process ends, at any moment; a while later the others give up.
+    worker whose process ends, at any moment; a while later the others give up. ``meets``: how often a worker whose
+    weights meet in pairs goes to another one before a step.
     """
 
     rules: Rules | None  # None: weights that meet in pairs
@@ -570,6 +571,7 @@ class Case:
     late_gpu: bool = False
     paces: tuple[int, ...] = ()
     dies: int | None = None
+    meets: float = 0.7
 
     @property
     def size(self) -> int:
@@ -772,7 +774,7 @@ class AtWeights(Worker):
         self.client.close()
 
     def take_step(self) -> None:
-        if self.draw.random() < 0.7:
+        if self.draw.random() < self.play.case.meets:
             self.client.finish(self.client.meet(self.draw.randrange(self.play.size)))
             self.turn.wait()
         delta: Any = Number(self.stream, self.makes())

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from offbeat.live.host.books import FEW
+from offbeat.live.host.books import FEW, Books
+from offbeat.live.host.ledger import Expression
 from offbeat.rounds import waiting
 from offbeat.rounds.rules import CatchUp, Rules
 from offbeat.topology import groups
@@ -167,14 +168,25 @@ def test_slots_are_few_however_long_a_run_is(kind: str) -> None:
         assert play(case, seed).arena.taken <= 8 * size
 
 
-def test_a_tray_that_waits_long_for_a_round_stands_on_few_slots() -> None:
-    rules = Rules(waiting.at_least(3), "carry", catch_up="every_step")
-    late = Rules(waiting.first, "shared", full_every=None)
-    for one in (rules, late):
-        case = Case(one, ("s" * 40, "s" * 40, "s"), whom(one, 3), paces=(60, 60, 1))
-        played = play(case, 1)
-        check(played)
-        assert played.arena.taken <= 3 * (FEW + 4)
+def test_gradients_that_wait_long_for_a_round_are_added_up_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    shortened, shorten = list[int](), Books.shorten
+
+    def noted(self: Books, vector: Expression) -> None:
+        before = len(vector.refs)
+        shorten(self, vector)
+        shortened.append(before - len(vector.refs))
+
+    monkeypatch.setattr(Books, "shorten", noted)
+    rules = Rules(waiting.first, "carry", catch_up="every_step")
+    for seed in range(3):
+        check(play(Case(rules, ("s" * 12,) * 3, paces=(60, 60, 1)), seed))
+    assert max(shortened) >= FEW
+
+
+def test_weights_to_which_steps_are_added_and_that_meet_nobody_stand_on_few_slots() -> None:
+    one = play(Case(None, ("s" * 30,) * 3, meets=0.0), 0)
+    check(one)
+    assert one.arena.taken <= 3 * (FEW + 4)
 
 
 @LATE_GPU
