@@ -86,12 +86,12 @@ def methods() -> Methods:
     }
 
 
-@pytest.fixture(scope="module", params=["", "pooled"])
+@pytest.fixture(scope="module", params=["", "long"])
 def cases(request: pytest.FixtureRequest) -> Turns[str]:
     """Each with slots of its own, and as if vectors were long."""
     calls = {name: call(name, one_case, SIZE, name, BATCHES, "cuda") for name in NAMES}
     if request.param:
-        calls = {n: c if c.function is over else Call(over, ("pooled", c.function, *c.args)) for n, c in calls.items()}
+        calls = {n: c if c.function is over else Call(over, ("long", c.function, *c.args)) for n, c in calls.items()}
     return in_turn(calls, SIZE, 600, init=False)
 
 

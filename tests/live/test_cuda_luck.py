@@ -46,7 +46,7 @@ METHODS = {
     "ringmaster": ob.ringmaster(),
     "decoupled": ob.decoupled(),
 }
-WAYS = ("ipc", "pooled")
+WAYS = ("ipc", "long")
 PAGE_BYTES = 4 << 20  # in which a driver gives memory, twice
 
 
@@ -124,7 +124,7 @@ def again_and_again(rank: int, name: str) -> list[Ended]:
 @pytest.fixture(scope="module")
 def ran() -> Turns[tuple[str, str]]:
     calls = {("ipc", name): Call(over, ("ipc", again_and_again, name)) for name in METHODS}
-    calls |= {("pooled", name): Call(over, ("pooled", again_and_again, name)) for name in METHODS}
+    calls |= {("long", name): Call(over, ("long", again_and_again, name)) for name in METHODS}
     return in_turn(calls, SIZE, 300)
 
 

@@ -22,15 +22,14 @@ from typing import Any, NamedTuple, Protocol
 from unittest.mock import patch
 
 from offbeat.live.host import channel_server, weights_server
-from offbeat.live.host import messages as say
+from offbeat.live.host import protocol as say
 from offbeat.live.host.books import Books
 from offbeat.live.host.channel_server import ChannelServer
-from offbeat.live.host.ledger import Expression, Slots, Total, Written
+from offbeat.live.host.ledger import Expression, Slots, Sum, Written
 from offbeat.live.host.process import Unheard
 from offbeat.live.host.weights_server import WeightsServer
 from offbeat.live.partial.opening import _plan_of
-from offbeat.live.worker import waiter
-from offbeat.live.worker import channel_client, weights_client
+from offbeat.live.worker import channel_client, waiter, weights_client
 from offbeat.live.worker.channel_client import LONG_BYTES, ChannelClient
 from offbeat.live.worker.weights_client import WeightsClient
 from offbeat.method.effects import Channel, Got
@@ -136,7 +135,7 @@ class WatchedSlots(Slots):
 class Making:
     """A sum, and how far it has come."""
 
-    def __init__(self, total: Total) -> None:
+    def __init__(self, total: Sum) -> None:
         self.total = total
         self.left = [(place, f) for term in total.terms for place, f in term.refs]
         self.value = 0.0
@@ -152,11 +151,11 @@ class Adders:
         self.queue: deque[Making] = deque()
         self._memory, self._at_once = memory, at_once
 
-    def make(self, total: Total, memory: Any) -> None:
+    def make(self, total: Sum, memory: Any) -> None:
         assert total.slot is not None
         making = Making(total)
         self._memory.put(total.slot, None, total)
-        inner = (place for place, _ in making.left if isinstance(place, Total))
+        inner = (place for place, _ in making.left if isinstance(place, Sum))
         if all(one.is_made for one in inner) and self._at_once():
             while making.left:
                 self._add_one(making)
@@ -605,8 +604,8 @@ class Worker:
     def live(self) -> None:
         raise NotImplementedError
 
-    def opened(self, plan: dict[str, Any], spares: bool = False) -> say.Open:
-        return say.Open(KEY, self.rank, plan, 0, True, spares, 0)
+    def opened(self, plan: dict[str, Any], spares: bool = False) -> say.OpenChannel:
+        return say.OpenChannel(KEY, self.rank, plan, 0, True, spares, 0)
 
     def makes(self) -> float:
         self.given.append(float(self.draw.randint(1, 1000)))
@@ -947,7 +946,7 @@ class Play:
         self.now_s += 0.001 * self._chooser.draw.random()
         for message in messages:
             self._has_looked = False
-            if isinstance(message, say.Open):
+            if isinstance(message, say.OpenChannel):
                 if self.server is None:
                     plan, books = message.plan, self.books
                     weights = plan["what"] == "weights"

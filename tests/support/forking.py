@@ -100,7 +100,7 @@ def _run(
                 del running[number]
         if running:
             ends = [fd for one in running.values() for fd in one.ends.values()]
-            if host_processes.door in select.select([host_processes.door, *ends], [], [], 0.2)[0]:
+            if host_processes.door.fileno() in select.select([host_processes.door.fileno(), *ends], [], [], 0.2)[0]:
                 host_processes.start([fd for one in running.values() for fd in one.ends.values()])
     host_processes.close()
     return outcomes

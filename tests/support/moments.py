@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from offbeat.live.host.messages import Add, Ref, Submit
+from offbeat.live.host.protocol import AddStep, Ref, Submit
 from offbeat.live.worker.line import Line
 from offbeat.live.worker.slots import OnHost
 from offbeat.tensors.vector import Vec, Way
@@ -39,7 +39,7 @@ def at(moment: str, happens: Callable[[], None]) -> Iterator[None]:
         return found
 
     def sending(self: Line, message: Any) -> None:
-        of_a_step = isinstance(message, Submit | Add)
+        of_a_step = isinstance(message, Submit | AddStep)
         if of_a_step and moment == "before submitting":
             happens()
         send(self, message)

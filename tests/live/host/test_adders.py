@@ -10,7 +10,7 @@ import torch
 from offbeat.live.host import adders
 from offbeat.live.host.adders import Adders, Making
 from offbeat.live.host.books import Books
-from offbeat.live.host.ledger import Expression, Total, Written
+from offbeat.live.host.ledger import Expression, Sum, Written
 from offbeat.live.memory.arena import Arena, SlotMemory
 
 
@@ -27,7 +27,7 @@ def test_memory_goes_back_only_when_no_sum_is_made_there_any_more(monkeypatch: p
     books = Books(arena, SlotMemory(arena, [(torch.float32, 5)], 0), at_work)
     slot, left = books.slots.take(), []
     books.memory.vec(slot).parts[0].fill_(2.0)
-    vector = Expression([(Total([Expression([(Written(slot), 3.0)])]), 1.0)])
+    vector = Expression([(Sum([Expression([(Written(slot), 3.0)])]), 1.0)])
     books.also = lambda: [vector]
     books.make(vector)
     monkeypatch.setattr(arena, "give_back", lambda *_: left.append(vector.totals[0].is_made))

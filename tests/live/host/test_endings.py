@@ -290,5 +290,5 @@ def test_a_host_process_that_cannot_start_is_not_started_for_ever(monkeypatch: p
     tokens = []
     monkeypatch.setattr(start, "spawn", lambda listener, token: tokens.append(token))  # it ends at once
     with pytest.raises(ob.OffbeatError, match="has ended 3 times before it answered; its errors are on stderr"):
-        start.connect("0" * 32, 0, LONG_S, lambda: None)
+        start.connect("0" * 32, 0, LONG_S)
     assert tokens == ["0" * 32] * start.TRIES

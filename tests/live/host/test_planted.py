@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from offbeat.live.host import books, channel_server, ledger, process, weights_server
-from offbeat.live.host import messages as say
-from offbeat.live.host.ledger import Expression, Total
+from offbeat.live.host import protocol as say
+from offbeat.live.host.ledger import Expression, Sum
 from offbeat.live.worker.channel_client import ChannelClient
 from offbeat.rounds import waiting
 from offbeat.rounds.rules import Rules
@@ -66,7 +66,7 @@ def roots_without(*names: str) -> Plant:
             yield from (vector for vector, _ in reply.vectors)
         yield from (one for name in ("own", "put_by") if name not in names and (one := getattr(client, name)))
 
-    return lambda patch: patch.setattr(books.Client, "roots", property(roots))
+    return lambda patch: patch.setattr(books.ClientRecord, "roots", property(roots))
 
 
 def what_is_read_beside_an_answer(patch: pytest.MonkeyPatch) -> None:
@@ -102,8 +102,8 @@ def terms_that_are_free(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_release_too_far(patch: pytest.MonkeyPatch) -> None:
-    release = books.Client.release
-    patch.setattr(books.Client, "release", lambda self, upto: release(self, upto + 3))
+    release = books.ClientRecord.release
+    patch.setattr(books.ClientRecord, "release", lambda self, upto: release(self, upto + 3))
 
 
 def released_as_soon_as_heard(patch: pytest.MonkeyPatch) -> None:
@@ -133,18 +133,18 @@ def messages_that_pass_one_that_waits(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_total_that_is_divided_twice(patch: pytest.MonkeyPatch) -> None:
-    make = Total.__init__
+    make = Sum.__init__
 
-    def init(self: Total, terms: Any, divisor: int = 1) -> None:
+    def init(self: Sum, terms: Any, divisor: int = 1) -> None:
         make(self, [term * (1.0 / divisor) for term in terms], divisor)
 
-    patch.setattr(Total, "__init__", init)
+    patch.setattr(Sum, "__init__", init)
 
 
 def an_order_that_is_lost(patch: pytest.MonkeyPatch) -> None:
     make, asked = at_host.Adders.make, [0]
 
-    def makes(self: Any, total: Total, memory: Any) -> None:
+    def makes(self: Any, total: Sum, memory: Any) -> None:
         asked[0] += 1
         if asked[0] % 5:
             make(self, total, memory)

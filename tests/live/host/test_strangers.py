@@ -21,20 +21,20 @@ import torch
 from torch import nn
 
 import offbeat as ob
-from offbeat.live.host.messages import (
+from offbeat.live.host.process import MOST_STRANGERS
+from offbeat.live.host.protocol import (
     HEAD,
     KINDS,
     LONGEST_HELLO,
-    Add,
+    AddStep,
     Close,
     Hello,
-    Open,
+    OpenChannel,
     Release,
     Submit,
     Welcome,
     packed,
 )
-from offbeat.live.host.process import MOST_STRANGERS
 from offbeat.live.worker import line as lines
 from offbeat.live.worker import start
 from tests.support.nets import PATIENCE_S
@@ -94,11 +94,11 @@ OF_THE_JOB: dict[str, tuple[Says, str]] = {
     "a channel that is none": (lambda key: message(as_json([1], 0, 0, 0, 0, 0), Submit), CLOSED),
     "a channel that it has not come to": (lambda key: packed(Submit(key, 0, 0, -1, 0, 0)), STAYS),
     "a word that is no number": (lambda key: message(as_json(key, 0, "x"), Release), CLOSED),
-    "a word of a channel that it has not come to": (lambda key: packed(Add(key, 0, 0, 7)), STAYS),
-    "a channel without a plan": (lambda key: message(as_json("new", 0, {}, 0, False, False, 0), Open), STAYS),
-    "a word that no page has": (lambda key: message(as_json("new", 0, {}, 0, False, False, 1 << 40), Open), STAYS),
-    "a plan that is a list": (lambda key: message(as_json("new", 0, [], 0, False, False, 0), Open), CLOSED),
-    "a plan of endless memory": (lambda key: packed(Open("new", 0, ENDLESS, 0, False, False, 0)), STAYS),
+    "a word of a channel that it has not come to": (lambda key: packed(AddStep(key, 0, 0, 7)), STAYS),
+    "a channel without a plan": (lambda key: message(as_json("new", 0, {}, 0, False, False, 0), OpenChannel), STAYS),
+    "a word that no page has": (lambda key: packed(OpenChannel("new", 0, {}, 0, False, False, 1 << 40)), STAYS),
+    "a plan that is a list": (lambda key: message(as_json("new", 0, [], 0, False, False, 0), OpenChannel), CLOSED),
+    "a plan of endless memory": (lambda key: packed(OpenChannel("new", 0, ENDLESS, 0, False, False, 0)), STAYS),
     "the end of a channel that it has not come to": (lambda key: packed(Close(key)), STAYS),
 }  # fmt: skip
 
@@ -113,7 +113,7 @@ class Run:
         self.optimizer = ob.attach(inner, self.model, ob.eager("everyone"), patience_s=PATIENCE_S)
         self.steps()
         (self.line,) = lines._lines.values()
-        (self.key,) = self.line._heard
+        (self.key,) = [key for key in self.line._heard if key.endswith("/eager")]
 
     def steps(self) -> None:
         for _ in range(STEPS):
@@ -158,7 +158,7 @@ def beside_strangers(rank: int) -> tuple[dict[str, str], float]:
             seen[name] = is_closed(stranger, expected)
             stranger.close()
     for name, (speaks, expected) in OF_THE_JOB.items():
-        known = start.connect(run.line.token, rank, PATIENCE_S, lambda: None)[0] if rank == 0 else None
+        known = start.connect(run.line.token, rank, PATIENCE_S)[0] if rank == 0 else None
         if known is not None:
             known.sendall(speaks(run.key))
         run.steps()
@@ -186,7 +186,7 @@ def beside_many(rank: int) -> tuple[int, bool, float]:
         idle = [knock(run.line.token) for _ in range(MANY)]
     run.steps()
     if rank == 0:
-        line, welcome, descriptor = start.connect(run.line.token, rank, PATIENCE_S, lambda: None)
+        line, welcome, descriptor = start.connect(run.line.token, rank, PATIENCE_S)
         is_let_in = welcome.pid == run.line.host_pid
         run.steps()
         line.close()

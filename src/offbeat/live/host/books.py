@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from offbeat.live.host.adders import Adders
-from offbeat.live.host.ledger import Expression, Slots, Total, Written
-from offbeat.live.host.messages import Answer
+from offbeat.live.host.ledger import Expression, Slots, Sum, Written
+from offbeat.live.host.protocol import Answer
 from offbeat.live.memory.arena import Arena, DeviceSlots, SlotMemory
 from offbeat.rounds.seat import Event
 
@@ -35,7 +35,7 @@ class Reply(NamedTuple):
         return all(total.is_made for vector, _ in self.vectors for total in vector.totals)
 
 
-class Client:
+class ClientRecord:
     """A worker at a channel, or at shared weights."""
 
     def __init__(self, key: str, worker: int, send: Send, log: list[Event] | None) -> None:
@@ -124,7 +124,7 @@ class Books:
 
     def __init__(self, arena: Arena, memory: SlotMemory, adders: Adders) -> None:
         self._arena, self.memory, self._adders = arena, memory, adders
-        self.clients: dict[int, Client] = {}
+        self.clients: dict[int, ClientRecord] = {}
         self.also: Callable[[], Iterable[Expression]] = lambda: ()  # what else may be asked for
         self.aside: set[int] = set()  # slots that are to be written to
         self.slots = Slots(self._new, self._roots)
@@ -143,7 +143,7 @@ class Books:
             slots += client.granted
         return found, slots
 
-    def grant(self, client: Client) -> None:
+    def grant(self, client: ClientRecord) -> None:
         """A slot to write to, if it has none."""
         if not client.granted:
             client.grant(self.slots.take())
@@ -159,10 +159,10 @@ class Books:
     def shorten(self, vector: Expression) -> None:
         """Of an expression that has grown long, the sum takes its place: what it stood on is free sooner."""
         if len(vector.refs) > FEW:
-            vector.refs = ((Total([vector.clone()]), 1.0),)
+            vector.refs = ((Sum([vector.clone()]), 1.0),)
             self.make(vector)
 
-    def reply(self, client: Client, reply: Reply) -> None:
+    def reply(self, client: ClientRecord, reply: Reply) -> None:
         client.replies.append(reply)  # first: a slot that is taken from now on is none that it tells of
         for vector, _ in reply.vectors:
             self.make(vector)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from offbeat.live.host import messages as say
-from offbeat.live.host.books import Books, Client, Reply, Send
-from offbeat.live.host.ledger import Expression, Total, Written
+from offbeat.live.host import protocol as say
+from offbeat.live.host.books import Books, ClientRecord, Reply, Send
+from offbeat.live.host.ledger import Expression, Sum, Written
 from offbeat.rounds.held import NEVER, Elsewhere, held
 from offbeat.rounds.referee import Notice, Referee
 from offbeat.rounds.rules import Rules
@@ -35,7 +35,7 @@ LOOK_S = 0.005  # and from then on every so often
 NOBODY = -1  # has started a round that waited for more
 
 
-class Replica(Expression):
+class SpareReplica(Expression):
     """What a worker has laid down of its replica: vectors that are not to be added up, and what it says of them."""
 
     __slots__ = ("said",)
@@ -77,7 +77,7 @@ class Rounds:
                 del self._rounds[version]
 
 
-class Seated(Client):
+class Seated(ClientRecord):
     """A worker, its seat, and what it waits for."""
 
     def __init__(self, key: str, worker: int, send: Send, log: list[Event] | None, seat: Seat) -> None:
@@ -128,7 +128,7 @@ class ChannelServer:
 
     # Those who come and leave.
 
-    def open(self, message: say.Open, send: Send) -> None:
+    def open(self, message: say.OpenChannel, send: Send) -> None:
         worker = message.worker
         if message.spares and self._rules.spares:
             self._spares.can(worker)
@@ -165,11 +165,11 @@ class ChannelServer:
 
     def hear(self, worker: int, message: Any) -> None:
         self._looked_s = time.monotonic()
-        if isinstance(message, say.Schedule):
+        if isinstance(message, say.RoundsAhead):
             self._rounds.learn(message.first, message.rounds)
             self._begin((), NOBODY)
             return
-        if isinstance(message, say.First):
+        if isinstance(message, say.FirstDeposit):
             client = self._clients[worker]
             if message.slot >= 0:
                 client.seat.tray.deposit(client.written(message.slot), Deposit(-1, self._first_round))
@@ -210,7 +210,7 @@ class ChannelServer:
                 client.own = None
                 self._books.grant(client)
                 self._reply(client)
-            case say.Next():
+            case say.NextResult():
                 client.release(message.released)
                 self._call_when(client, lambda: self._next(client), seat.place.taken + 1)
             case say.Nothing():  # waits no longer; what has been answered is on its way
@@ -345,7 +345,7 @@ class ChannelServer:
         self._books.aside.difference_update(slots)
         if not vectors:
             self._spares.cannot(client.worker)
-        value: Any = Replica(slots[:vectors], said)
+        value: Any = SpareReplica(slots[:vectors], said)
         for seat in self._spares.laid(client.worker, upto, self._seats) if vectors else ():
             seat.replace(Outcome(upto - 1, value, {}, seat.size, False, {}))
 
@@ -389,7 +389,7 @@ class ChannelServer:
         seats = {r: self._clients[r].seat for r in ranks}
         given = {r: seat.snapshot(version, flush) for r, seat in seats.items()}
         terms = [cast(Expression, one.value) for one in given.values() if one.value is not None]
-        total = Total(terms, seats[ranks[0]].divisor(ranks))
+        total = Sum(terms, seats[ranks[0]].divisor(ranks))
         shares = {r: one.share for r, one in given.items() if one.share is not None}
         value: Any = Expression([(total, 1.0)])
         outcome = Outcome.of(self.nodes, version, value, shares, len(ranks), flush)
@@ -445,7 +445,7 @@ class ChannelServer:
 def _said(got: Got) -> tuple[Expression, Any]:
     """A result, or a replica that stands for several, and what is said of it."""
     value: Any = got.value
-    if isinstance(value, Replica):
+    if isinstance(value, SpareReplica):
         return value, [got.version, value.said]
     return value, [got.version, got.fresh, got.full, got.count, list(got.contributors.items())]
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from offbeat.live.host import messages as say
-from offbeat.live.host.books import Books, Client, Reply, Send
-from offbeat.live.host.ledger import Expression, Total
+from offbeat.live.host import protocol as say
+from offbeat.live.host.books import Books, ClientRecord, Reply, Send
+from offbeat.live.host.ledger import Expression, Sum
 
 
 class Exchange:
@@ -19,7 +19,7 @@ class Exchange:
         self.laid: dict[int, Expression | None] = {}
         self.notes: dict[int, Any] = {}
         self.wants: dict[int, say.Lay] = {}
-        self.totals: dict[tuple[Any, ...], Total] = {}
+        self.totals: dict[tuple[Any, ...], Sum] = {}
 
     def can_answer(self, lay: say.Lay) -> bool:
         return all(member in self.laid for member in (*(member for member, _ in lay.sums), *lay.reads))
@@ -30,9 +30,7 @@ class Exchange:
             key = (*map(tuple, lay.sums), lay.divisor)
             if key not in self.totals:
                 laid = [(self.laid[member], weight) for member, weight in lay.sums]
-                self.totals[key] = Total(
-                    [vector * weight for vector, weight in laid if vector is not None], lay.divisor
-                )
+                self.totals[key] = Sum([vector * weight for vector, weight in laid if vector is not None], lay.divisor)
             vectors.append(Expression([(self.totals[key], 1.0)]))
         read = [self.laid[member] for member in lay.reads]
         return [*vectors, *(vector.clone() for vector in read if vector is not None)]
@@ -45,18 +43,18 @@ class ExchangeServer:
 
     def __init__(self, key: str, plan: dict[str, Any], books: Books) -> None:
         self.key, self.run, self._books, self._size = key, str(plan["run"]), books, int(plan["size"])
-        self._clients: dict[int, Client] = {}
+        self._clients: dict[int, ClientRecord] = {}
         self._exchanges: dict[int, Exchange] = {}
         self._left: set[int] = set()
         books.also = lambda: [v for one in self._exchanges.values() for v in one.laid.values() if v is not None]
 
-    def open(self, message: say.Open, send: Send) -> None:
-        client = Client(self.key, message.worker, send, None)
+    def open(self, message: say.OpenChannel, send: Send) -> None:
+        client = ClientRecord(self.key, message.worker, send, None)
         self._clients[message.worker] = self._books.clients[message.worker] = client
         self._books.grant(client)
         self._reply(client, "open")
 
-    def _reply(self, client: Client, how: str, about: object = None, vectors: Any = ()) -> None:
+    def _reply(self, client: ClientRecord, how: str, about: object = None, vectors: Any = ()) -> None:
         self._books.reply(client, Reply(how, about, 0, [], [(vector, None) for vector in vectors]))
 
     def leave(self, worker: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from offbeat.live.host import messages as say
+from offbeat.live.host import protocol as say
 from offbeat.live.host.books import Send
 from offbeat.live.memory.arena import Arena
 from offbeat.rounds.bell import Rope
@@ -28,7 +28,7 @@ class FactsServer:
         self._left: set[int] = set()
         self._ended: set[int] = set()
 
-    def open(self, message: say.Open, send: Send) -> None:
+    def open(self, message: say.OpenChannel, send: Send) -> None:
         self._sends[message.worker] = send
         for name, value in self._facts.items():
             send(say.Fact(self.key, name, value))
@@ -93,7 +93,7 @@ class BellServer:
         self._word[:] = 0
         self._left: set[int] = set()
 
-    def open(self, message: say.Open, send: Send) -> None:
+    def open(self, message: say.OpenChannel, send: Send) -> None:
         send(say.Answer(self.key, 1, "open", self._place, 0, [], [], [], {}, [], []))
 
     def hear(self, worker: int, message: Any) -> None:

@@ -1,7 +1,7 @@
 """Which slot holds what: vectors as sum expressions, and slots that are free when nothing refers to them.
 
 The host process knows no number of a vector. What a worker has submitted is a slot; a tray, a result, shared weights
-are *expressions*: slots with factors, to be added up. A round's result is a `Total`: an expression that the adders will
+are *expressions*: slots with factors, to be added up. A round's result is a `Sum`: an expression that the adders will
 make, in a slot of its own, if anybody takes it.
 
 Nobody counts who refers to a slot. When one is needed and none is free, everything that may still be read is walked
@@ -25,7 +25,7 @@ class Written:
         self.slot = slot
 
 
-class Total:
+class Sum:
     """A sum of expressions, divided, which is made when somebody needs it.
 
     ``slot``: where it lies, or is being made; None: nobody has needed it yet.
@@ -38,12 +38,12 @@ class Total:
         self.slot: int | None = None
         self.is_made = False
 
-    def unmade(self, found: list[Total]) -> list[Total]:
+    def unmade(self, found: list[Sum]) -> list[Sum]:
         """This one and those it is made of, as far as they are still to be made: what others need comes first."""
         if not self.is_made and self not in found:
             for term in self.terms:
                 for place, _ in term.refs:
-                    if isinstance(place, Total):
+                    if isinstance(place, Sum):
                         place.unmade(found)
             found.append(self)
         return found
@@ -58,7 +58,7 @@ class Expression:
 
     __slots__ = ("refs",)
 
-    def __init__(self, refs: Iterable[tuple[Written | Total, float]] = ()) -> None:
+    def __init__(self, refs: Iterable[tuple[Written | Sum, float]] = ()) -> None:
         self.refs = tuple(refs)
 
     def clone(self) -> Expression:
@@ -79,15 +79,15 @@ class Expression:
         return self
 
     def add_(self, other: Expression, alpha: float = 1.0) -> Expression:
-        factors: dict[Written | Total, float] = {}
+        factors: dict[Written | Sum, float] = {}
         for place, f in (*self.refs, *(other * alpha).refs):
             factors[place] = factors.get(place, 0.0) + f
         self.refs = tuple((place, f) for place, f in factors.items() if f)
         return self
 
     @property
-    def totals(self) -> list[Total]:
-        return [place for place, _ in self.refs if isinstance(place, Total)]
+    def totals(self) -> list[Sum]:
+        return [place for place, _ in self.refs if isinstance(place, Sum)]
 
     @property
     def slots(self) -> list[tuple[int, float]]:
@@ -131,7 +131,7 @@ class Slots:
             place = stack.pop()
             if place.slot is not None:
                 reached.add(place.slot)
-            if isinstance(place, Total) and id(place) not in seen:
+            if isinstance(place, Sum) and id(place) not in seen:
                 seen.add(id(place))
                 stack += [inner for term in place.terms for inner, _ in term.refs]
         return [slot for slot in self.all if slot not in reached]

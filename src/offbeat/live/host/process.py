@@ -27,13 +27,13 @@ from typing import Any
 import torch
 
 from offbeat.basics.units import format_seconds
-from offbeat.live.host import messages as say
+from offbeat.live.host import protocol as say
 from offbeat.live.host.adders import Adders, threads
 from offbeat.live.host.books import Books
 from offbeat.live.host.channel_server import ChannelServer
 from offbeat.live.host.exchange_server import ExchangeServer
 from offbeat.live.host.facts_server import BellServer, FactsServer
-from offbeat.live.host.messages import Inbox, Malformed, packed
+from offbeat.live.host.protocol import Inbox, packed
 from offbeat.live.host.weights_server import WeightsServer
 from offbeat.live.memory.arena import PAGE_BYTES, PAGES, WORDS, WORDS_AT, Arena, DeviceSlots, SlotMemory
 from offbeat.rounds.held import Elsewhere
@@ -233,7 +233,7 @@ class Host:
             for message in connection.inbox.feed(data):
                 if connection.is_known:
                     if not hasattr(message, "key"):
-                        raise Malformed(f"a {type(message).__name__}, which is not a worker's to say")
+                        raise ValueError(f"a {type(message).__name__}, which is not a worker's to say")
                     for one in connection.unheard.come(message):
                         self._hear(connection, one)
                 else:
@@ -242,17 +242,17 @@ class Host:
             return
         except OSError:
             self._has_hung_up(connection)
-        except Malformed as error:
+        except ValueError as error:
             if connection.is_known:
                 print(f"offbeat: rank {connection.rank} said {error}", file=sys.stderr)
             self._part_with(connection)
 
     def _let_in(self, connection: Connection, message: Any) -> None:
         if not isinstance(message, say.Hello) or not hmac.compare_digest(_bytes(message.token), _bytes(self._token)):
-            raise Malformed("no token of this job")
+            raise ValueError("no token of this job")
         pid, user, _ = _USER.unpack(connection.line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _USER.size))
         if user != os.getuid():
-            raise Malformed(f"a token of this job from user {user}")
+            raise ValueError(f"a token of this job from user {user}")
         connection.is_known, connection.pid, self._had_workers = True, pid, True
         connection.rank, connection.page = message.rank, self._pages.pop()
         connection.inbox.longest = say.LONGEST
@@ -297,7 +297,7 @@ class Host:
     # What they say.
 
     def _hear(self, connection: Connection, message: Any) -> None:
-        if isinstance(message, say.Open):
+        if isinstance(message, say.OpenChannel):
             self._open(connection, message)
         elif isinstance(message, say.Close):
             if message.key in connection.workers:
@@ -308,7 +308,7 @@ class Host:
             except Exception as error:  # whatever one worker says, the others are not to lose their host process
                 connection.send(say.Refused(message.key, f"{type(error).__name__}: {error}"))
 
-    def _open(self, connection: Connection, message: say.Open) -> None:
+    def _open(self, connection: Connection, message: say.OpenChannel) -> None:
         try:
             if not 0 <= message.word < WORDS:
                 raise ValueError(f"a page has no word {message.word}")

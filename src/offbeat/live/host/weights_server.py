@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from typing import Any, cast
 
-from offbeat.live.host import messages as say
-from offbeat.live.host.books import Books, Client, Reply, Send
-from offbeat.live.host.ledger import Expression, Total
+from offbeat.live.host import protocol as say
+from offbeat.live.host.books import Books, ClientRecord, Reply, Send
+from offbeat.live.host.ledger import Expression, Sum
 from offbeat.rounds.seat import Event
 from offbeat.rounds.shared import Retired, SharedVec
 
 
-class Sharer(Client):
+class Sharer(ClientRecord):
     """A worker and its shared weights."""
 
     def __init__(self, key: str, worker: int, send: Send, log: list[Event] | None) -> None:
@@ -43,7 +43,7 @@ class WeightsServer:
         self._left: set[int] = set()
         books.also = lambda: [one.y for one in self._sharers.values() if one.shared is not None]
 
-    def open(self, message: say.Open, send: Send) -> None:
+    def open(self, message: say.OpenChannel, send: Send) -> None:
         client = Sharer(self.key, message.worker, send, [] if message.logs else None)
         self._sharers[message.worker] = self._books.clients[message.worker] = client
         self._books.grant(client)
@@ -61,7 +61,7 @@ class WeightsServer:
         return 0, 0
 
     def hear(self, worker: int, message: Any) -> None:
-        if isinstance(message, say.First):
+        if isinstance(message, say.FirstDeposit):
             me = self._sharers[worker]
             me.shared = SharedVec(me.written(message.slot), me.log)
             self._books.reply(me, Reply("heard", None, 0, [], ()))
@@ -79,9 +79,9 @@ class WeightsServer:
         match message:
             case say.Release():
                 me.release(message.released)
-            case say.Meet(peer=peer):
+            case say.MeetPeer(peer=peer):
                 self._meet(me, self._sharers[peer])
-            case say.Add(slot=slot):
+            case say.AddStep(slot=slot):
                 me.release(message.released)
                 me.shared.add(me.written(slot))
                 self._show(me)
@@ -121,7 +121,7 @@ class WeightsServer:
             number, sent = me.shared.depart()
             half = peer.shared.visited(me.worker, sent)
             stale = me.shared.home(number, half)
-            me.y.refs = peer.y.refs = ((Total([me.y.clone()]), 1.0),)  # both have become this
+            me.y.refs = peer.y.refs = ((Sum([me.y.clone()]), 1.0),)  # both have become this
             self._books.make(me.y)
         me.news.append((stale, time.monotonic()))
 

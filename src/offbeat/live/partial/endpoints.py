@@ -20,8 +20,8 @@ from offbeat.live.transport import elsewhere
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.worker.board import Board
 from offbeat.live.worker.channel_client import LOOK_S, ChannelClient, Twin
-from offbeat.live.worker.facts import HostBell
 from offbeat.live.worker.line import Line
+from offbeat.live.worker.news import HostBell
 from offbeat.live.worker.weights_client import Meeting, WeightsClient
 from offbeat.method.effects import (
     Add,

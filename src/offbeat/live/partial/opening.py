@@ -15,7 +15,7 @@ import torch
 
 from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.carriers.island import Island
-from offbeat.live.host import messages as say
+from offbeat.live.host import protocol as say
 from offbeat.live.host.channel_server import settings_of
 from offbeat.live.partial.alone import Alone
 from offbeat.live.partial.blocks import BlockSums
@@ -156,7 +156,7 @@ class Opening:
             twin,
         )
         rank = nodes.of(self._board.rank)
-        client.begin(say.Open(key, rank, plan, me.t, self._log is not None, twin is not None, word), x)
+        client.begin(say.OpenChannel(key, rank, plan, me.t, self._log is not None, twin is not None, word), x)
         return client
 
     def _memory_of(self, like: Vec, parameters: int) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class Opening:
             client = WeightsClient(
                 key, line, word, slots, self._board, self._trace, effect.x.nbytes, self._patience_s, self._log
             )
-            client.begin(say.Open(key, me.rank, plan, me.t, self._log is not None, False, word), effect.x)
+            client.begin(say.OpenChannel(key, me.rank, plan, me.t, self._log is not None, False, word), effect.x)
             return client
         connection, telling = self._meet_as_island(lambda: Visits(me.size), everyone)
         return (SharedWeights if self._leads else FollowingWeights)(

@@ -33,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from offbeat.basics.units import format_seconds
 from offbeat.live.transport.errors import OffbeatError
-from offbeat.live.transport.ledger import THEIRS, Ledger, kind_of
+from offbeat.live.transport.wait_log import THEIRS, WaitLog, kind_of
 from offbeat.rounds.held import Elsewhere
 
 # fmt: off
@@ -67,7 +67,7 @@ class _Here:
         self.wanted: dict[str, int] = {}  # a channel → how many are waited for; the worker's thread alone writes it
         self.watchers: dict[str, Callable[[], None]] = {}
         self.pages: dict[str, Callable[[dict[str, Any]], None]] = {}  # where the state of now is shown, at every change
-        self.ledgers: dict[str, Ledger] = {}  # an optimiser → where the time in such calls went
+        self.ledgers: dict[str, WaitLog] = {}  # an optimiser → where the time in such calls went
         self.parameters: dict[str, set[int]] = {}  # an optimiser → its model's parameters, by their ids
         self.not_ours: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()  # models found to have none of them
         self.undo: list[Callable[[], None]] = []
@@ -147,7 +147,7 @@ def shown(name: str, show: Callable[[dict[str, Any]], None] | None) -> None:
 # What is noted.
 
 
-def attached(name: str, ledger: Ledger, parameters: Iterable[torch.Tensor]) -> None:
+def attached(name: str, ledger: WaitLog, parameters: Iterable[torch.Tensor]) -> None:
     """An optimiser of these parameters is attached by this thread; all ranks begin to count now.
 
     ``ledger``: notes time from now on.

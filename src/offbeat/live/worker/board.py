@@ -27,8 +27,8 @@ from offbeat.live.transport.errors import ConfigMismatch, OffbeatError, PeerFail
 from offbeat.live.transport.hub import Entrance, Hub, connect, own_address
 from offbeat.live.transport.lifeline import Failure, Lifeline, Roll
 from offbeat.live.transport.processes import rank_has_ended, this_process
-from offbeat.live.worker.facts import Facts
 from offbeat.live.worker.line import Line, join, leave
+from offbeat.live.worker.news import RunFacts
 from offbeat.live.worker.start import prepare
 
 POLL_S = 0.02  # how often a waiting worker looks up by itself: signals are heard then
@@ -60,7 +60,7 @@ class Board:
         self._reached = -1
         self._made: dict[str, int] = {}
         self._hub: Hub | None = None
-        self._link: Lifeline | Facts | None = None
+        self._link: Lifeline | RunFacts | None = None
 
     # The beginning.
 
@@ -78,7 +78,7 @@ class Board:
             if self.line is None:
                 self._link = self._connect()
             else:
-                self._link = Facts(self.name, self.line, self.rank, self.size, self.members.__getitem__)
+                self._link = RunFacts(self.name, self.line, self.rank, self.size, self.members.__getitem__)
             self._post(f"process/{self.rank}", json.dumps(this_process()))
         except RuntimeError as error:
             self.abandon()
@@ -201,7 +201,7 @@ class Board:
         if self._link is None:
             time.sleep(seconds)
             return
-        if isinstance(self._link, Facts):
+        if isinstance(self._link, RunFacts):
             if not ready():
                 self._link.hear(seconds)
             return

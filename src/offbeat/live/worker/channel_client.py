@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from offbeat.live.host import messages as say
-from offbeat.live.host.messages import Answer
-from offbeat.live.transport.errors import OffbeatError
+from offbeat.live.host import protocol as say
+from offbeat.live.host.protocol import Answer
+from offbeat.live.transport.errors import OffbeatError, PeerFailed
 from offbeat.live.worker.board import Board
-from offbeat.live.worker.line import HostGone, Line
+from offbeat.live.worker.line import Line
 from offbeat.live.worker.slots import Slots
 from offbeat.method.effects import Channel, Got
 from offbeat.rounds.seat import THROUGH, Event
@@ -52,7 +52,7 @@ class Twin(Protocol):
     def take_over(self, vectors: Sequence[Vec], said: Any) -> None: ...
 
 
-class Client:
+class HostClient:
     """What every kind of worker's side does: it holds slots to write to, asks, and is answered."""
 
     def __init__(self, key: str, line: Line, word: int, slots: Slots, board: Board, patience_s: float) -> None:
@@ -62,7 +62,7 @@ class Client:
         self._answered = 0  # the number of the last answer that was read here
         self.hung_up = False
 
-    def open(self, message: say.Open) -> None:
+    def open(self, message: say.OpenChannel) -> None:
         self._ask(message)
 
     def send(self, message: Any) -> None:
@@ -109,13 +109,13 @@ class Client:
     def hang_up(self) -> None:
         if not self.hung_up:
             self.hung_up = True
-            with suppress(HostGone):
+            with suppress(PeerFailed):
                 self.line.send(say.Close(self.key))
             self.line.part(self.key, self._word)
             self._slots.close()
 
 
-class ChannelClient(Client):
+class ChannelClient(HostClient):
     """A worker's side of one channel. ``twin``: where replicas may stand for results that were missed."""
 
     def __init__(
@@ -154,7 +154,7 @@ class ChannelClient(Client):
         self._tells_schedule, self._schedule_upto = False, first_round
         self._waits_since: float | None = None
 
-    def begin(self, message: say.Open, x: Vec | None) -> None:
+    def begin(self, message: say.OpenChannel, x: Vec | None) -> None:
         """All workers come here; ``x`` answers for this one until its first step."""
         self.open(message)
         if message.plan["period"] is None:
@@ -164,7 +164,7 @@ class ChannelClient(Client):
             self._tell_schedule()
         slot = -1 if x is None else self._write(x)
         self._settle()
-        self._ask(say.First(self.key, slot))
+        self._ask(say.FirstDeposit(self.key, slot))
         if self._slots.keeps and self._is_long:
             self._channel.keep.elsewhere = self._keep
 
@@ -362,7 +362,7 @@ class ChannelClient(Client):
 
     def _next(self, look: Callable[[], bool], pause_s: float) -> Answer:
         """The next result, "over", or, as soon as ``look`` finds something else to do, "nothing"."""
-        self.send(say.Next(self.key, self._answered, self._slots.due()))
+        self.send(say.NextResult(self.key, self._answered, self._slots.due()))
         while (answer := self._heard_within(pause_s)) is None:
             if look():
                 self.send(say.Nothing(self.key))
@@ -456,7 +456,7 @@ class ChannelClient(Client):
             rounds = [self._channel.whom(version) for version in range(first, first + AHEAD)]
             blocks = [[None if (b := one.block(w)) is None else list(b) for w in workers] for one in rounds]
             self._schedule_upto = first + AHEAD
-            self.send(say.Schedule(self.key, first, blocks))
+            self.send(say.RoundsAhead(self.key, first, blocks))
 
     # The end.
 
@@ -476,7 +476,7 @@ class ChannelClient(Client):
     def _still_owed(self) -> Vec | None:
         """The same as `owed`, of a run that has failed."""
         end_s = time.monotonic() + LEAVE_S
-        with suppress(HostGone, OffbeatError):
+        with suppress(OffbeatError):
             self.line.send(say.Owed(self.key))
             while (left_s := end_s - time.monotonic()) > 0:
                 answer = self.line.heard_within(self.key, left_s)

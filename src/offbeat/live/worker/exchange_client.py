@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.live.host import messages as say
-from offbeat.live.host.messages import Answer
+from offbeat.live.host import protocol as say
+from offbeat.live.host.protocol import Answer
 from offbeat.live.worker.board import Board
-from offbeat.live.worker.channel_client import Client
+from offbeat.live.worker.channel_client import HostClient
 from offbeat.live.worker.line import Line
 from offbeat.live.worker.slots import slots_for
 from offbeat.tensors.vector import Vec, wide
@@ -41,7 +41,7 @@ class Exchanged:
         self._answer = None
 
 
-class ExchangeClient(Client):
+class ExchangeClient(HostClient):
     """The exchanges of ``members``, whose ranks these are, with vectors of ``kinds`` that lie where ``like`` does."""
 
     def __init__(
@@ -71,7 +71,7 @@ class ExchangeClient(Client):
             "parameters": 0,
             "gpu": gpu,
         }
-        self.open(say.Open(key, self.me, plan, 0, False, False, word))
+        self.open(say.OpenChannel(key, self.me, plan, 0, False, False, word))
 
     def lay(
         self,
@@ -85,7 +85,7 @@ class ExchangeClient(Client):
     ) -> Exchanged:
         """The next exchange: bring a vector, or let ``write`` put one where it is to lie, or bring nothing.
 
-        ``sums``, ``reads``: see `messages.Lay`, by members. ``later``: the answer is waited for later.
+        ``sums``, ``reads``: see `protocol.Lay`, by members. ``later``: the answer is waited for later.
         """
         slot = -1
         if write is not None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store
 
-from offbeat.live.host.messages import Inbox, Refused, packed
+from offbeat.live.host.protocol import Inbox, Refused, packed
 from offbeat.live.memory.arena import WORDS, WORDS_AT, Mapping
 from offbeat.live.transport import elsewhere
 from offbeat.live.transport.errors import OffbeatError, PeerFailed
@@ -30,10 +30,6 @@ from offbeat.live.worker import start
 
 READ_BYTES = 1 << 18
 SHORT_S = 0.002
-
-
-class HostGone(PeerFailed):
-    """The host process has ended."""
 
 
 class Line:
@@ -82,7 +78,7 @@ class Line:
             with self._lock:
                 self._socket.sendall(packed(message))
         except OSError as error:
-            raise HostGone(_GONE) from error
+            raise PeerFailed(_GONE) from error
 
     def heard_within(self, key: str, seconds: float) -> Any:
         """The next message at this channel; waits no longer than that, and not when there is other news to look at."""
@@ -105,9 +101,9 @@ class Line:
                 except BlockingIOError:  # another thread was quicker
                     return found
                 except OSError as error:
-                    raise HostGone(_GONE) from error
+                    raise PeerFailed(_GONE) from error
                 if not data:
-                    raise HostGone(_GONE)
+                    raise PeerFailed(_GONE)
                 for message in self._inbox.feed(data):
                     if isinstance(message, Refused):
                         raise OffbeatError(f"the host process refused: {message.words}")

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.live.host.messages import Ref
+from offbeat.live.host.protocol import Ref
 from offbeat.live.memory.adding import Unadded, lay
 from offbeat.live.memory.arena import PAGE_BYTES, WORDS_AT, DeviceSlots, Mapping, SlotMemory
 from offbeat.live.memory.device import StreamWords, call_driver

@@ -21,7 +21,7 @@ from contextlib import suppress
 from torch._C._distributed_c10d import Store
 
 from offbeat.live.host import process
-from offbeat.live.host.messages import Hello, Inbox, Welcome, packed
+from offbeat.live.host.protocol import Hello, Inbox, Welcome, packed
 from offbeat.live.transport import hosts
 from offbeat.live.transport.errors import OffbeatError
 

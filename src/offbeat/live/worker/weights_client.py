@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from offbeat.live.host import messages as say
-from offbeat.live.host.messages import Answer
+from offbeat.live.host import protocol as say
+from offbeat.live.host.protocol import Answer
 from offbeat.live.worker.board import Board
-from offbeat.live.worker.channel_client import LONG_BYTES, LOOK_S, Client
+from offbeat.live.worker.channel_client import LONG_BYTES, LOOK_S, HostClient
 from offbeat.live.worker.line import Line
 from offbeat.live.worker.slots import Slots
 from offbeat.live.worker.waiter import Waiter
@@ -24,7 +24,7 @@ class Meeting(Ticket[None]):
     __slots__ = ()
 
 
-class WeightsClient(Client):
+class WeightsClient(HostClient):
     """A worker's side."""
 
     def __init__(
@@ -46,16 +46,16 @@ class WeightsClient(Client):
         self._unread = False
         self.waited_s, self.wire_bytes = 0.0, 0
 
-    def begin(self, message: say.Open, x: Vec) -> None:
+    def begin(self, message: say.OpenChannel, x: Vec) -> None:
         """All workers come here; ``x`` is what the others find."""
         self.open(message)
         slot = self._write(x)
         self.send(say.Release(self.key, 0, self._slots.due()))
-        self._ask(say.First(self.key, slot))
+        self._ask(say.FirstDeposit(self.key, slot))
 
     def meet(self, peer: int) -> Meeting:
         """Both take the mean of the two, before anything else that either of them does from now on."""
-        self.send(say.Meet(self.key, peer))
+        self.send(say.MeetPeer(self.key, peer))
         if peer != self._board.rank:
             self.wire_bytes += 2 * self._nbytes
         return Meeting()
@@ -67,7 +67,7 @@ class WeightsClient(Client):
         """My step, on top of whatever my weights have become."""
         start_s = time.monotonic()
         slot = self._write(delta)
-        self.send(say.Add(self.key, slot, self._answered, self._slots.due()))
+        self.send(say.AddStep(self.key, slot, self._answered, self._slots.due()))
         value = self._shown()
         self.waited_s += time.monotonic() - start_s
         return value

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from offbeat.live.host import messages as say
+from offbeat.live.host import protocol as say
+from offbeat.live.transport.errors import PeerFailed
 from offbeat.live.transport.lifeline import ANSWER_S, Failure
-from offbeat.live.worker.line import HostGone, Line
+from offbeat.live.worker.line import Line
 
 
-class Facts:
+class RunFacts:
     """Of one run. ``called``: the number under which the script knows a rank of ours."""
 
     def __init__(self, run: str, line: Line, rank: int, size: int, called: Callable[[int], int]) -> None:
@@ -28,7 +29,7 @@ class Facts:
         self._over = False
         self._word = line.join(self._key, self._is_news)
         plan = {"what": "facts", "run": run, "size": size}
-        line.send(say.Open(self._key, rank, plan, 0, False, False, self._word))
+        line.send(say.OpenChannel(self._key, rank, plan, 0, False, False, self._word))
 
     @property
     def facts(self) -> dict[str, str]:
@@ -55,7 +56,7 @@ class Facts:
             while message is not None:
                 self._hear(message)
                 message = self._line.heard_within(self._key, 0.0)
-        except HostGone as error:
+        except PeerFailed as error:
             self._failure = self._failure or Failure(str(error), vanished=True)
             return True
         return found
@@ -111,7 +112,7 @@ class Facts:
 
     def _say(self, message: Any) -> None:
         if not self._over:
-            with suppress(HostGone):  # whoever looks next hears so
+            with suppress(PeerFailed):  # whoever looks next hears so
                 self._line.send(message)
 
 
@@ -124,7 +125,7 @@ class HostBell:
         self._key, self._line, self._mine = f"{run}/bell", line, -1
         self._word = line.join(self._key)
         plan = {"what": "bell", "run": run, "size": size}
-        line.send(say.Open(self._key, rank, plan, 0, False, False, self._word))
+        line.send(say.OpenChannel(self._key, rank, plan, 0, False, False, self._word))
         self._rung = line.arena.bytes_at(wait(self._key, line).about, 8)
         self._over = False
 
@@ -145,7 +146,7 @@ class HostBell:
     def close(self) -> None:
         if not self._over:
             self._over = True
-            with suppress(HostGone):
+            with suppress(PeerFailed):
                 self._line.send(say.Close(self._key))
             self._line.part(self._key, self._word)
             self._rung = self._rung[:0]

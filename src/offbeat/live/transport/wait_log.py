@@ -52,7 +52,7 @@ class _Entry:
     seconds: float = 0.0
 
 
-class Ledger:
+class WaitLog:
     """What one attached optimiser has seen of it. ``seconds`` is the sum; ``step`` counts its steps.
 
     Places are told apart by their code and the instruction in it, which cost nothing to ask for: its hash and its line

@@ -19,10 +19,6 @@ LONGEST_HELLO = 1 << 10  # until its sender has shown the job's token
 Ref = tuple[int, float]  # a slot, and what it counts
 
 
-class Malformed(ValueError):
-    """What came is no message of ours."""
-
-
 # From a worker.
 
 
@@ -33,7 +29,7 @@ class Hello(NamedTuple):
     rank: int
 
 
-class Open(NamedTuple):
+class OpenChannel(NamedTuple):
     """A worker comes to a channel, or to shared weights. What all of them must agree on is in ``plan``."""
 
     key: str
@@ -45,7 +41,7 @@ class Open(NamedTuple):
     word: int  # of its page, that streams of its GPU write
 
 
-class First(NamedTuple):
+class FirstDeposit(NamedTuple):
     """What answers for the worker until its first step lies in ``slot``; −1: nothing does."""
 
     key: str
@@ -84,7 +80,7 @@ class Renew(NamedTuple):
     due: int
 
 
-class Next(NamedTuple):
+class NextResult(NamedTuple):
     """The next result, for a worker without a step to take."""
 
     key: str
@@ -147,7 +143,7 @@ class Spare(NamedTuple):
     due: int
 
 
-class Schedule(NamedTuple):
+class RoundsAhead(NamedTuple):
     """Who averages with whom, from round ``first`` on: of each round the block of each worker."""
 
     key: str
@@ -155,14 +151,14 @@ class Schedule(NamedTuple):
     rounds: list[list[list[int] | None]]
 
 
-class Meet(NamedTuple):
+class MeetPeer(NamedTuple):
     """The worker's shared weights and those of ``peer`` become the mean of the two."""
 
     key: str
     peer: int
 
 
-class Add(NamedTuple):
+class AddStep(NamedTuple):
     """The step in ``slot`` is added to the worker's shared weights."""
 
     key: str
@@ -314,12 +310,12 @@ class Refused(NamedTuple):
 
 KINDS: tuple[type[Any], ...] = (
     Hello,
-    Open,
-    First,
+    OpenChannel,
+    FirstDeposit,
     Submit,
     Release,
     Renew,
-    Next,
+    NextResult,
     Nothing,
     Newest,
     Finished,
@@ -328,9 +324,9 @@ KINDS: tuple[type[Any], ...] = (
     CatchUp,
     Owed,
     Spare,
-    Schedule,
-    Meet,
-    Add,
+    RoundsAhead,
+    MeetPeer,
+    AddStep,
     Shift,
     Lay,
     Post,
@@ -379,7 +375,7 @@ class Inbox:
         while len(self._bytes) >= HEAD.size:
             length, kind = HEAD.unpack_from(self._bytes)
             if length > self.longest or kind >= len(KINDS):
-                raise Malformed(f"a message of kind {kind} and {length} bytes")
+                raise ValueError(f"a message of kind {kind} and {length} bytes")
             end = HEAD.size + length
             if len(self._bytes) < end:
                 return
@@ -395,5 +391,5 @@ def _read(kind: type[Any], body: bytes) -> Any:
         if isinstance(values, list) and len(values) == len(types) and all(map(isinstance, values, types)):
             return kind(*values)
     except (ValueError, RecursionError) as error:
-        raise Malformed(f"a {kind.__name__} that cannot be read: {error}") from error
-    raise Malformed(f"a {kind.__name__} with other values than {', '.join(kind._fields)}")
+        raise ValueError(f"a {kind.__name__} that cannot be read: {error}") from error
+    raise ValueError(f"a {kind.__name__} with other values than {', '.join(kind._fields)}")
