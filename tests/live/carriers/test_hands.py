@@ -6,13 +6,10 @@ import threading
 
 import pytest
 import torch
-from torch import nn
 
-import offbeat as ob
 from offbeat.live.memory import hands as hands_module
 from offbeat.live.memory.adding import add_in_place, add_up
 from offbeat.live.memory.hands import LONG, ONE, Hands
-from tests.support.scenarios import Told, scenario
 
 LENGTHS = [0, 1, 15, 16, 17, LONG - 1, 2 * LONG + 5, 4 * LONG, 5 * LONG + 33]
 
@@ -117,44 +114,3 @@ def test_two_callers_at_once_get_each_its_own(three: Hands) -> None:
     assert all(bool((one == 5 * (k + 1)).all()) for k, one in enumerate(sums))
     assert len(lent()) == 2
     three.close()
-
-
-METHODS = ("allreduce", "local_sgd")  # in step; at a channel the host process adds
-
-
-def trained(rank: int, name: str) -> tuple[list[torch.Tensor], int]:
-    """The weights after three steps of a model with parameters of odd shapes, and how many hands were lent."""
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(301, 257), nn.Linear(257, 13, bias=False))
-    settings = {"period": 1} if name == "local_sgd" else {}
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer = ob.attach(inner, model, ob.strategy(name, **settings), patience_s=120)
-    draw = torch.Generator().manual_seed(rank)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(4, 301, generator=draw)).square().mean().backward()
-        optimizer.step()
-    many = len(lent())
-    optimizer.finish()
-    return [p.detach().clone() for p in model.parameters()], many
-
-
-@scenario(2)
-def with_and_without(rank: int) -> list[tuple[bool, int, int, int]]:
-    """Of each method: whether hands change the weights, and how many there are without, with, and afterwards."""
-    out = []
-    for name in METHODS:
-        alone, none = trained(rank, name)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(hands_module, "LONG", 1 << 12)
-            patch.setattr("os.sched_getaffinity", lambda pid: set(range(6 * torch.get_num_threads())))
-            helped, some = trained(rank, name)
-        same = all(torch.equal(a, b) for a, b in zip(alone, helped, strict=True))
-        out.append((same, none, some, len(lent())))
-    return out
-
-
-@pytest.mark.live
-def test_no_method_ends_otherwise_with_hands(told: Told) -> None:
-    for rank in told(with_and_without):
-        assert rank == [(True, 0, 2, 0)] * len(METHODS)

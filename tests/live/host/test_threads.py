@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 
 import pytest
 from torch.nn import functional as F
@@ -34,7 +35,9 @@ def threads(rank: int, name: str) -> set[str]:
     def look() -> None:
         found.update(thread.name for thread in threading.enumerate())
 
-    with ob.attach(sgd(model), model, METHODS[name], patience_s=PATIENCE_S) as optimizer, at("submitted", look):
+    attach = ob.attach(sgd(model), model, METHODS[name], patience_s=PATIENCE_S)
+    with warnings.catch_warnings(), attach as optimizer, at("submitted", look):
+        warnings.filterwarnings("ignore", "[0-9]+ samples of this worker were never used")
         for t in range(STEPS):
             optimizer.zero_grad()
             if name == "nonblocking":

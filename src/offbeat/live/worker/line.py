@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from torch._C._distributed_c10d import Store
 
 from offbeat.live.host.protocol import Inbox, Refused, packed
@@ -130,7 +131,7 @@ class Line:
         elsewhere.shown(self.token, None)
         _open.discard(self)
         self._socket.close()
-        self._shown = self._shown[:0]
+        self._shown = np.empty(0, np.uint8)  # a part of it would keep the arena
         self.arena.close()
 
     def close_in_child(self) -> None:

@@ -11,6 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from offbeat.live.host import protocol as say
 from offbeat.live.transport.errors import PeerFailed
 from offbeat.live.transport.lifeline import ANSWER_S, Failure
@@ -126,13 +129,13 @@ class HostBell:
         self._word = line.join(self._key)
         plan = {"what": "bell", "run": run, "size": size}
         line.send(say.OpenChannel(self._key, rank, plan, 0, False, False, self._word))
-        self._rung = line.arena.bytes_at(wait(self._key, line).about, 8)
-        self._over = False
+        self._rung: NDArray[np.uint8] | None = line.arena.bytes_at(wait(self._key, line).about, 8)
+        self._over, self._last = False, -1
 
     @property
     def rung(self) -> int:
         """The last round whose bell has rung; −1: none has."""
-        return int.from_bytes(self._rung.tobytes(), "little") - 1
+        return self._last if self._rung is None else int.from_bytes(self._rung.tobytes(), "little") - 1
 
     def ring(self, r: int, workers: int) -> None:
         """I am through my batch of round ``r``; the bell rings when ``workers`` are."""
@@ -149,7 +152,7 @@ class HostBell:
             with suppress(PeerFailed):
                 self._line.send(say.Close(self._key))
             self._line.part(self._key, self._word)
-            self._rung = self._rung[:0]
+            self._last, self._rung = self.rung, None
 
     def release(self) -> None:
         """Nothing is kept."""
