@@ -27,6 +27,7 @@ from offbeat.live.host.books import Books
 from offbeat.live.host.channel_server import ChannelServer
 from offbeat.live.host.ledger import Expression, Slots, Sum, Written
 from offbeat.live.host.process import Unheard
+from offbeat.live.host.server import Counterparts
 from offbeat.live.host.weights_server import WeightsServer
 from offbeat.live.partial.opening import _plan_of
 from offbeat.live.worker import channel_client, waiter, weights_client
@@ -949,10 +950,11 @@ class Play:
             if isinstance(message, say.OpenChannel):
                 if self.server is None:
                     plan, books = message.plan, self.books
-                    weights = plan["what"] == "weights"
-                    self.server = (
-                        WeightsServer(KEY, plan, books) if weights else ChannelServer(KEY, plan, books, _is_nowhere)
-                    )
+                    others = Counterparts(KEY, [], self.size, "", lambda host, message, vector, there: None)
+                    if plan["what"] == "weights":
+                        self.server = WeightsServer(KEY, plan, others, books)
+                    else:
+                        self.server = ChannelServer(KEY, plan, others, books, _is_nowhere)
                 self.server.open(message, lambda answer: self._send(worker, answer))
             elif isinstance(message, say.Close):
                 self._leave(worker)
@@ -964,7 +966,8 @@ class Play:
     def _leave(self, worker: Worker) -> None:
         if not worker.has_left and self.server is not None:
             worker.has_left = True
-            if self.server.leave(worker.rank):
+            self.server.leave(worker.rank)
+            if self.server.all_have_left:
                 self.server.close()
                 self._is_closed = True
                 being_made = [one.total.slot for one in self.adders.queue]

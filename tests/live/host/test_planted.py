@@ -221,7 +221,7 @@ FAULTS: dict[str, tuple[Plant, str, str]] = {
         "memory goes back",
     ),
     "what lies at the seats is no root": (
-        always(channel_server.ChannelServer, "_values", lambda self: []),
+        always(channel_server.ChannelServer, "values", lambda self: []),
         "gradients",
         OVERWRITTEN,
     ),

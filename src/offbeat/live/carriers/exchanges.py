@@ -184,7 +184,8 @@ class Transport:
         self.wire_bytes += len(W.receivers(self.rank)) * _wide_bytes(x)
         is_mean = W.block(self.rank) is not None
         sums = [(j, 1.0 if is_mean else w) for j, w in row.items()]
-        return _copied(client.lay(x, sums=sums, divisor=len(row) if is_mean else 1, later=later), client)
+        divisor, receivers = len(row) if is_mean else 1, W.receivers(self.rank)
+        return _copied(client.lay(x, sums=sums, divisor=divisor, sends=receivers or [self.rank], later=later), client)
 
     def _point_to_point(self, effect: Mix, later: bool) -> Sent:
         """Messages between two; where some are on this host, these read each other's memory."""
@@ -311,7 +312,8 @@ class Transport:
         if self.in_step is not None:
             staged = _host(tensor.detach()).contiguous().reshape(-1).view(torch.uint8)
             client = self.in_step.once(staged)
-            begun = client.lay(Vec([staged]) if self.rank == 0 else None, reads=[0])
+            mine, sends = (Vec([staged]), self._everyone) if self.rank == 0 else (None, ())
+            begun = client.lay(mine, reads=[0], sends=sends)
             self.waiter.wait([begun], "rank 0's weights")
             begun.take(lambda vecs, _: vecs[0].put_into(Vec([staged])))
             client.close()
@@ -330,7 +332,8 @@ class Transport:
             begun = client.lay(
                 Vec([staged.reshape(-1)]),
                 sums=[(rank, 1.0) for rank in everyone if sums],
-                reads=[] if sums else list(everyone),
+                reads=[] if sums else everyone,
+                sends=[] if sums else everyone,
             )
             self.waiter.wait([begun], what)
             found: list[Tensor] = []

@@ -63,7 +63,7 @@ class PassedHere:
 
     def tell(self, head: Sequence[int], value: Vec | None, waiter: Waiter) -> None:
         """To all of them; returns when it is laid down."""
-        self._client.lay(value, note=list(head))
+        self._client.lay(value, sends=range(len(self._client.members)), note=list(head))
 
     def hear(self, waiter: Waiter, what: str) -> tuple[list[int], Vec | None]:
         """The next message; its vector is a copy."""

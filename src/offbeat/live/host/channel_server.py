@@ -1,8 +1,13 @@
-"""Partial rounds at the host process: it keeps the seats of all workers, and the referee.
+"""Partial rounds at the host process: it keeps the seats of its workers, and at the first host the referee.
 
 It drives them as the simulator does, and like there one thread does it: what happens at the seats happens in one order,
 the order in which the host process hears of it. Values are expressions (`offbeat.live.host.ledger`). Nobody's process
 is needed for a round: what a worker has to say for itself lies in memory before it is counted.
+
+With workers on several hosts, a deposit is in round v if its own host process heard it before "go v", which the first
+host says to all. A block of workers of several hosts is summed in two steps: each host adds up what its own workers
+give, sends that to the other hosts of the block, and adds up the hosts' parts in the order of the hosts. So all get the
+same bits.
 """
 
 from __future__ import annotations
@@ -10,16 +15,17 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from offbeat.live.host import protocol as say
 from offbeat.live.host.books import Books, ClientRecord, Reply, Send
 from offbeat.live.host.ledger import Expression, Sum, Written
+from offbeat.live.host.server import Counterparts, MeetingServer
 from offbeat.rounds.held import NEVER, Elsewhere, held
-from offbeat.rounds.referee import Notice, Referee
+from offbeat.rounds.referee import Notice, Referee, Say
 from offbeat.rounds.rules import Rules
-from offbeat.rounds.seat import Event, Got, Outcome, Seat
+from offbeat.rounds.seat import Event, Freshness, Given, Got, Outcome, Seat
 from offbeat.rounds.spares import MANY, Spares
 from offbeat.rounds.tray import Deposit
 from offbeat.rounds.waiting import Wait, rule
@@ -32,6 +38,7 @@ MISSED = 2  # so many averages are worth asking for
 VECTORS = 6  # at most, that a replica consists of: the weights, and what an optimiser remembers for each of them
 ASK_S = 0.02  # a round that has been waited for so long looks where everybody is,
 LOOK_S = 0.005  # and from then on every so often
+AGAIN_S = 1.0  # other hosts that have not answered are asked anew
 NOBODY = -1  # has started a round that waited for more
 
 
@@ -71,10 +78,37 @@ class Rounds:
     def has(self, version: int) -> bool:
         return self._period is not None or version in self._rounds
 
-    def forget(self, before: int) -> None:
-        if self._period is None:
-            for version in [v for v in self._rounds if v < before]:
-                del self._rounds[version]
+
+class HostPart(NamedTuple):
+    """What the members of a block at one host give together."""
+
+    value: Expression | None
+    shares: dict[int, Freshness]
+
+
+@dataclass
+class Block:
+    """A block of a round that has started: what its members at this host give, and what the other hosts say of theirs.
+
+    ``hosts``: those with members, in their order.
+    """
+
+    version: int
+    ranks: tuple[int, ...]
+    here: list[int]
+    hosts: list[int]
+    started_by: int
+    flush: bool
+    given: dict[int, Given] = field(default_factory=dict)
+    parts: dict[int, HostPart] = field(default_factory=dict)
+
+    @property
+    def name(self) -> tuple[int, int]:
+        return self.version, self.ranks[0]
+
+    @property
+    def is_whole(self) -> bool:
+        return all(host in self.parts for host in self.hosts)
 
 
 class Seated(ClientRecord):
@@ -96,35 +130,46 @@ class Seated(ClientRecord):
         return self.wanted if self.seat.rules.pool is None else NEVER
 
 
-class ChannelServer:
+class ChannelServer(MeetingServer):
     """One channel. ``elsewhere``: where a worker is, as far as it shows."""
 
     def __init__(
-        self, key: str, plan: dict[str, Any], books: Books, elsewhere: Callable[[ChannelServer, int], Elsewhere]
+        self,
+        key: str,
+        plan: dict[str, Any],
+        others: Counterparts,
+        books: Books,
+        elsewhere: Callable[[ChannelServer, int], Elsewhere],
     ) -> None:
-        self.key, self.run, self._books, self._elsewhere = key, str(plan["run"]), books, elsewhere
+        super().__init__(key, plan, others, books)
+        self._elsewhere = elsewhere
         wait, *settings = plan["rules"]
         self._rules, self.nodes = Rules(_rule(wait), *settings), Nodes(*plan["nodes"])
         self._first_round = int(plan["first_round"])
-        self._referee = Referee(self._rules, self.nodes.count, int(plan["seed"]), self._first_round)
+        self._referee: Referee | None = None
+        if others.decides:
+            self._referee = Referee(self._rules, self.nodes.count, int(plan["seed"]), self._first_round)
         self._rounds = Rounds(plan["period"])
         self._rounds.learn(0, plan["rounds"])
         self._whom: Callable[[int], Mixing] = self._rounds
         self._seats: dict[int, Seat] = {}
         self._clients: dict[int, Seated] = {}
-        self._there: set[int] = set()
-        self._early: list[tuple[int, Any]] = []
-        self._due: list[tuple[int, int]] = []  # rounds that have started and not happened, and who started them
+        self._announced: list[say.Go] = []  # rounds that have started, whose blocks are not known here yet
+        self._due: list[Block] = []  # blocks whose members here are not through with the round before
+        self._under_way: dict[tuple[int, int], Block] = {}  # those that wait for other hosts' parts
+        self._parts: dict[tuple[int, int], dict[int, HostPart]] = {}  # of blocks that have not begun here
         self._in_round = self._flushing = False
         self._spares = Spares()
         self._watched: int | None = None  # the round for which everybody was looked up
         self._said: dict[int, Elsewhere] = {}
         self._looked_s = 0.0
-        self._left: set[int] = set()
-        books.also = self._values
+        self._question, self._answers = 0, dict[int, dict[int, Elsewhere]]()  # of other hosts: where their workers are
+        self._counted: dict[int, Callable[[int], None]] = {}  # who waits to hear how many rounds have started for it
 
-    def _values(self) -> list[Expression]:
-        return [cast(Expression, value) for seat in self._seats.values() for value in seat.values]
+    def values(self) -> list[Expression]:
+        parts = [*self._parts.values(), *(block.parts for block in self._under_way.values())]
+        of_hosts = [part.value for some in parts for part in some.values() if part.value is not None]
+        return [*of_hosts, *(cast(Expression, value) for seat in self._seats.values() for value in seat.values)]
 
     # Those who come and leave.
 
@@ -148,14 +193,6 @@ class ChannelServer:
         self._books.grant(client)
         self._reply(client, "open")
 
-    def leave(self, worker: int) -> bool:
-        """Whether all have left."""
-        self._left.add(worker)
-        client = self._clients.get(worker)
-        if client is not None:
-            client.replies.clear()
-        return len(self._left) == self.nodes.count
-
     def waits_for(self, worker: int) -> tuple[int, int]:
         """How many results it has heard of, and how many it waits for."""
         client = self._clients.get(worker)
@@ -167,33 +204,68 @@ class ChannelServer:
         self._looked_s = time.monotonic()
         if isinstance(message, say.RoundsAhead):
             self._rounds.learn(message.first, message.rounds)
-            self._begin((), NOBODY)
-            return
-        if isinstance(message, say.FirstDeposit):
+            self._go_on()
+        elif isinstance(message, say.FirstDeposit):
             client = self._clients[worker]
             if message.slot >= 0:
                 client.seat.tray.deposit(client.written(message.slot), Deposit(-1, self._first_round))
                 self._books.grant(client)
             self._reply(client)
-            self._there.add(worker)
-        elif len(self._there) < self.nodes.count:  # nothing begins before all have come
-            self._early.append((worker, message))
-            return
+            self.has_come(worker)
         else:
-            self._hear(worker, message)
-        if self._early and len(self._there) == self.nodes.count:
-            early, self._early = self._early, []
-            for one in early:
-                self._hear(*one)
+            super().hear(worker, message)
 
-    def _hear(self, worker: int, message: Any) -> None:
+    def hear_host(self, host: int, message: Any, value: Expression | None) -> None:
+        match message:
+            case say.Noticed(worker=worker):
+                self._looked_s = time.monotonic()
+                self._begin(self._is_here(worker), worker)
+                self._tell(worker, Notice(Say[message.what], message.position, message.base, message.next_base))
+                if message.what == Say.BACK.name:
+                    self.others.send(host, say.StartedWith(self.key, worker, self._referees.started_with(worker)))
+                self._end_of_message()
+            case say.Go():
+                self._announced.append(message)
+                self._go_on()
+            case say.Part(version=version, block=block):
+                shares = {worker: Freshness(age, fresh) for worker, age, fresh in message.shares}
+                self._hear_part((version, block), host, HostPart(value, shares))
+            case say.StartedWith(worker=worker, rounds=rounds):
+                self._counted.pop(worker)(rounds)
+            case say.WhereAre(number=number):
+                said = [(w, *self._where(w)) for w in self._clients]
+                self.others.send(host, say.TheyAre(self.key, number, said))
+            case say.TheyAre(number=number, said=said) if number == self._question:
+                self._answers[host] = {
+                    worker: Elsewhere(inside, {k: (n, tuple(who)) for k, (n, who) in met.items()}, rounds)
+                    for worker, inside, met, rounds in said
+                }
+                self._judge()
+            case say.TheyAre():
+                pass  # an answer to an older question
+            case _:
+                super().hear_host(host, message, value)
+
+    @property
+    def _referees(self) -> Referee:
+        assert self._referee is not None, "another host has the referee"
+        return self._referee
+
+    def hear_in_time(self, worker: int, message: Any) -> None:
         if isinstance(message, say.Release):
             self._clients[worker].release(message.released)
             return
-        self._begin(self._is_here(worker), worker)
+        if self._referee is not None:
+            self._begin(self._is_here(worker), worker)
         self._do(self._clients[worker], message)
+        self._end_of_message()
+
+    def _end_of_message(self) -> None:
+        if self._referee is None:
+            return
         if self._referee.all_finished and not self._flushing:
-            self._flush()
+            self._flushing = True
+            self._announce(self._referee.started, NOBODY, None, flush=True)
         self._stop_watching()
 
     def _do(self, client: Seated, message: Any) -> None:
@@ -230,18 +302,34 @@ class ChannelServer:
                 self._tell(worker, seat.stand())
                 self._reply(client)
             case say.Back():
-                self._tell(worker, seat.back())
-                self._reply(client, "started", about=self._referee.started_with(worker))
-            case say.CatchUp():
+                self._count(client, lambda rounds: self._reply(client, "started", about=rounds))
+            case say.CatchUp(results=results):
                 client.release(message.released)
-                self._reply(client, "taken", seat.catch_up(message.results))
-                self._tell(worker, seat.began())
+                if self._rules.pool is None:
+                    self._call_when(client, lambda: self._catch_up(client, results), results)
+                else:  # others may have drawn it since it was told; by now nobody draws any more
+                    self._count(
+                        client, lambda own: self._call_when(client, lambda: self._catch_up(client, results), own)
+                    )
             case say.Owed():
                 owed = cast("Expression | None", seat.tray.owed())
                 given = [] if owed is None else [(owed, None)]
                 self._books.reply(client, Reply("owed", None, seat.results, [], given))
             case _:
                 raise ValueError(f"a channel does not know what to do with {message}")
+
+    def _count(self, client: Seated, go: Callable[[int], None]) -> None:
+        """It is back; ``go`` hears how many rounds have started that it has a part in."""
+        worker = client.worker
+        if self._referee is None:
+            self._counted[worker] = go
+        self._tell(worker, client.seat.back())
+        if self._referee is not None:
+            go(self._referee.started_with(worker))
+
+    def _catch_up(self, client: Seated, results: int) -> None:
+        self._reply(client, "taken", client.seat.catch_up(results))
+        self._tell(client.worker, client.seat.began())
 
     def _offer(self, client: Seated, slot: int, step: int) -> None:
         worker, seat, mine = client.worker, client.seat, client.written(slot)
@@ -318,8 +406,10 @@ class ChannelServer:
             wake()
 
     def _tell(self, worker: int, notice: Notice | None) -> None:
-        if notice is not None:
-            self._begin(self._referee.hear(worker, notice, time.monotonic()), worker)
+        if notice is not None and self._referee is None:
+            self.others.send(0, say.Noticed(self.key, worker, notice.what.name, *notice[1:]))
+        elif notice is not None:
+            self._begin(self._referees.hear(worker, notice, time.monotonic()), worker)
 
     def _reply(self, client: Seated, how: str = "heard", taken: Sequence[Got] = (), about: object = None) -> None:
         seat = client.seat
@@ -352,73 +442,171 @@ class ChannelServer:
     # Rounds.
 
     def _begin(self, versions: Sequence[int], started_by: int) -> None:
-        """Rounds happen in the order of their numbers, also where one lets others start that come after those here.
+        for version in versions:
+            self._announce(version, started_by, self._referees.members(version), flush=False)
 
-        Where the schedule is not known so far ahead, a round waits for that: a worker will tell.
+    def _announce(self, version: int, started_by: int, members: Sequence[int] | None, flush: bool) -> None:
+        """Say to all hosts that a round has started."""
+        go = say.Go(self.key, version, started_by, None if members is None else list(members), flush)
+        self.others.tell_others(go)
+        self._announced.append(go)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Let blocks begin whose members here are all through with the round before, each member's in their order.
+
+        Rounds happen in the order of their numbers, also where one lets others start that come after those here. Where
+        the schedule is not known so far ahead, a round waits for that: a worker will tell.
         """
-        self._due += [(version, started_by) for version in versions]
         if self._in_round:
             return
         self._in_round = True
-        while self._due and (self._rules.pool is not None or self._rounds.has(self._due[0][0])):
-            self._round(*self._due.pop(0), flush=False)
+        while (block := self._next_block()) is not None:
+            self._due.remove(block)
+            self._snapshot(block)
         self._in_round = False
 
-    def _flush(self) -> None:
-        self._flushing = True
-        clients = list(self._clients.values())
-        if clients[0].seat.flushes:
-            self._round(self._referee.started, NOBODY, flush=True)
-        for client in clients:
-            client.seat.flushed = True
-        for client in clients:
-            self._call(client)
+    def _next_block(self) -> Block | None:
+        while self._announced and self._is_known(self._announced[0]):
+            self._due += self._blocks(self._announced.pop(0))
+        waiting = set[int]()
+        for block in self._due:
+            seats = [self._clients[r].seat for r in block.here]
+            if waiting.isdisjoint(block.here) and all(seat.is_next(block.version) for seat in seats):
+                return block
+            waiting.update(block.here)
+        return None
 
-    def _round(self, version: int, started_by: int, flush: bool) -> None:
-        members = self._referee.members(version)
-        called = self._clients if members is None else members
-        blocks = {members or self._clients[rank].seat.members(version, flush) for rank in called}
-        for ranks in sorted(blocks):
-            self._block(version, ranks, started_by, flush)
-        for rank in called:
-            self._call(self._clients[rank])
-        for rank in () if flush else called:
-            self._tell(rank, self._clients[rank].seat.over())
+    def _is_known(self, go: say.Go) -> bool:
+        return go.flush or go.members is not None or self._rules.is_full(go.version) or self._rounds.has(go.version)
 
-    def _block(self, version: int, ranks: tuple[int, ...], started_by: int, flush: bool) -> None:
-        seats = {r: self._clients[r].seat for r in ranks}
-        given = {r: seat.snapshot(version, flush) for r, seat in seats.items()}
+    def _blocks(self, go: say.Go) -> list[Block]:
+        """Those with members at this host."""
+        if go.members is not None:
+            found = {tuple(go.members)} if set(go.members) & self._clients.keys() else set()
+        else:
+            found = {client.seat.members(go.version, go.flush) for client in self._clients.values()}
+        return [self._block(go, ranks) for ranks in sorted(found)]
+
+    def _block(self, go: say.Go, ranks: tuple[int, ...]) -> Block:
+        home_of = self.others.home_of
+        here = [r for r in ranks if home_of[r] == self.others.me]
+        return Block(go.version, ranks, here, sorted({home_of[r] for r in ranks}), go.started_by, go.flush)
+
+    def _snapshot(self, block: Block) -> None:
+        """Take what the members here give, and tell the other hosts."""
+        seats = {r: self._clients[r].seat for r in block.here}
+        if block.flush and not next(iter(seats.values())).flushes:
+            self._is_flushed()
+            return
+        block.given = given = {r: seat.snapshot(block.version, block.flush) for r, seat in seats.items()}
         terms = [cast(Expression, one.value) for one in given.values() if one.value is not None]
-        total = Sum(terms, seats[ranks[0]].divisor(ranks))
         shares = {r: one.share for r, one in given.items() if one.share is not None}
+        if len(block.hosts) == 1:
+            self._deliver(block, Sum(terms, self._divisor(block)), shares)
+            return
+        value = self.as_one(terms) if terms else None
+        block.parts = {self.others.me: HostPart(value, shares), **self._parts.pop(block.name, {})}
+        self._under_way[block.name] = block
+        told = [(r, share.age, share.fresh) for r, share in shares.items()]
+        part = say.Part(self.key, block.version, block.ranks[0], told, value is not None)
+        for host in block.hosts:
+            if host != self.others.me:
+                if value is None:
+                    self.others.send(host, part)
+                else:
+                    self.send(host, part, value)
+        self._deliver_if_whole(block)
+
+    def _hear_part(self, name: tuple[int, int], host: int, part: HostPart) -> None:
+        block = self._under_way.get(name)
+        if block is None:
+            self._parts.setdefault(name, {})[host] = part
+        else:
+            block.parts[host] = part
+            self._deliver_if_whole(block)
+
+    def _deliver_if_whole(self, block: Block) -> None:
+        if block.is_whole:
+            parts = [block.parts[host] for host in block.hosts]
+            total = Sum([part.value for part in parts if part.value is not None], self._divisor(block))
+            shares = {r: share for part in parts for r, share in part.shares.items()}
+            self._deliver(block, total, dict(sorted(shares.items())))
+            del self._under_way[block.name]
+            self._go_on()
+
+    def _divisor(self, block: Block) -> int:
+        return self._clients[block.here[0]].seat.divisor(block.ranks)
+
+    def _deliver(self, block: Block, total: Sum, shares: dict[int, Freshness]) -> None:
+        version, members = block.version, len(block.ranks)
         value: Any = Expression([(total, 1.0)])
-        outcome = Outcome.of(self.nodes, version, value, shares, len(ranks), flush)
+        outcome = Outcome.of(self.nodes, version, value, shares, members, block.flush)
         now, told = time.monotonic(), [(r, tuple(share)) for r, share in shares.items()]
-        for r, one in given.items():
-            if seats[r].deliver(outcome, one):
-                self._clients[r].news.append((version, started_by, told, len(ranks), now))
+        for r, one in block.given.items():
+            if self._clients[r].seat.deliver(outcome, one):
+                self._clients[r].news.append((version, block.started_by, told, members, now))
+        if block.flush:
+            self._is_flushed()
+            return
+        for r in block.here:
+            self._call(self._clients[r])
+        for r in block.here:
+            self._tell(r, self._clients[r].seat.over())
+
+    def _is_flushed(self) -> None:
+        for client in self._clients.values():
+            client.seat.flushed = True
+        for client in self._clients.values():
+            self._call(client)
 
     # Those who are elsewhere: in a collective of the script's own, or in another optimiser's channel.
 
     @property
-    def wakes_s(self) -> float | None:
-        """When it wants to be called, if nothing is heard before."""
+    def _looks(self) -> bool:
+        """Whether somebody waits who may wait for one that is elsewhere."""
+        return self._referee is not None and (self._referee.waits or self._referee.holds)
+
+    @property
+    def wakes_s(self) -> float | None:  # type: ignore[override]
+        if self._referee is None:
+            return None
         found = self._referee.deadline_s
-        if self._referee.waits or self._referee.holds:
-            look_s = self._looked_s + (ASK_S if self._watched is None else LOOK_S)
+        if self._looks:
+            look_s = self._looked_s + (ASK_S if self._watched is None else LOOK_S if not self._asks else AGAIN_S)
             found = look_s if found is None else min(found, look_s)
         return found
 
     def silence(self, now_s: float) -> None:
-        if self._referee.deadline_s is not None and now_s >= self._referee.deadline_s:
-            self._begin(self._referee.tick(now_s), NOBODY)
-        elif self._referee.waits or self._referee.holds:
+        referee = self._referees
+        if referee.deadline_s is not None and now_s >= referee.deadline_s:
+            self._begin(referee.tick(now_s), NOBODY)
+        elif self._looks:
             self._looked_s = now_s
             if self._watched is None:
-                self._watched = self._referee.started
-            self._said = {worker: self._elsewhere(self, worker) for worker in self._clients}
-            self._begin(self._referee.held(held(self._said)), NOBODY)
+                self._watched = referee.started
+            self._question += 1
+            here = {worker: self._elsewhere(self, worker) for worker in self._clients}
+            self._answers = {self.others.me: here}
+            self.others.tell_others(say.WhereAre(self.key, self._question))
+            self._judge()
         self._stop_watching()
+
+    @property
+    def _asks(self) -> bool:
+        """Whether other hosts have still to say where their workers are."""
+        return 0 < len(self._answers) < len(self.others.hosts)
+
+    def _judge(self) -> None:
+        """All have said where they are."""
+        if not self._asks and self._watched is not None:
+            self._said = {worker: one for some in self._answers.values() for worker, one in some.items()}
+            self._begin(self._referees.held(held(self._said)), NOBODY)
+            self._stop_watching()
+
+    def _where(self, worker: int) -> tuple[bool, dict[str, Any], dict[str, Any]]:
+        found = self._elsewhere(self, worker)
+        return found.inside, dict(found.met), dict(found.rounds)
 
     def _is_here(self, worker: int) -> list[int]:
         """It speaks of a step: so it is inside nothing else."""
@@ -426,20 +614,13 @@ class ChannelServer:
         if mine is None or not mine.inside:
             return []
         self._said[worker] = Elsewhere(False, mine.met, mine.rounds)
-        return self._referee.held(held(self._said))
+        return self._referees.held(held(self._said))
 
     def _stop_watching(self) -> None:
         """The round has started, and nobody is held."""
-        if self._watched is not None and self._watched != self._referee.started and not self._referee.holds:
+        if self._watched is not None and self._watched != self._referees.started and not self._referees.holds:
             self._watched = None
-            self._said = {}
-
-    def flush(self) -> None:
-        """Send what can be sent."""
-        self._books.flush()
-
-    def close(self) -> None:
-        self._books.close()
+            self._said, self._answers = {}, {}
 
 
 def _said(got: Got) -> tuple[Expression, Any]:

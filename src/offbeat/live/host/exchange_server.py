@@ -1,6 +1,8 @@
 """Exchanges in step at the host process: everybody lays something down, and is answered when those have whom it needs.
 
-The n-th exchange of one member meets the n-th of every other. A sum that several members want is made once.
+The n-th exchange of one member meets the n-th of every other. A sum that several members want is made once. Where the
+members are on several hosts and all want the same sum, each host adds up what its own have brought and sends that to
+the others; what some members want as it is goes to their hosts.
 """
 
 from __future__ import annotations
@@ -10,43 +12,52 @@ from typing import Any
 from offbeat.live.host import protocol as say
 from offbeat.live.host.books import Books, ClientRecord, Reply, Send
 from offbeat.live.host.ledger import Expression, Sum
+from offbeat.live.host.server import BookedServer, Counterparts
 
 
 class Exchange:
-    """One of them: what has been laid down, who wants what, and the sums that were wanted."""
+    """One of them: what has been laid down, who wants what, and the sums that were wanted.
+
+    ``parts``: what each host's members have brought together; None: nothing.
+    """
 
     def __init__(self) -> None:
         self.laid: dict[int, Expression | None] = {}
         self.notes: dict[int, Any] = {}
         self.wants: dict[int, say.Lay] = {}
         self.totals: dict[tuple[Any, ...], Sum] = {}
+        self.parts: dict[int, Expression | None] = {}
 
-    def can_answer(self, lay: say.Lay) -> bool:
-        return all(member in self.laid for member in (*(member for member, _ in lay.sums), *lay.reads))
+    def values(self) -> list[Expression]:
+        return [vector for vector in (*self.laid.values(), *self.parts.values()) if vector is not None]
 
     def answer(self, lay: say.Lay) -> list[Expression]:
         vectors = []
         if lay.sums:
             key = (*map(tuple, lay.sums), lay.divisor)
             if key not in self.totals:
-                laid = [(self.laid[member], weight) for member, weight in lay.sums]
-                self.totals[key] = Sum([vector * weight for vector, weight in laid if vector is not None], lay.divisor)
+                self.totals[key] = Sum(self._terms(lay), lay.divisor)
             vectors.append(Expression([(self.totals[key], 1.0)]))
         read = [self.laid[member] for member in lay.reads]
         return [*vectors, *(vector.clone() for vector in read if vector is not None)]
 
+    def _terms(self, lay: say.Lay) -> list[Expression]:
+        if len(self.parts) > 1:
+            return [part for _, part in sorted(self.parts.items()) if part is not None]
+        laid = [(self.laid[member], weight) for member, weight in lay.sums]
+        return [vector * weight for vector, weight in laid if vector is not None]
 
-class ExchangeServer:
+
+class ExchangeServer(BookedServer):
     """The exchanges of some workers, all of one kind of vector."""
 
-    wakes_s: float | None = None
-
-    def __init__(self, key: str, plan: dict[str, Any], books: Books) -> None:
-        self.key, self.run, self._books, self._size = key, str(plan["run"]), books, int(plan["size"])
+    def __init__(self, key: str, plan: dict[str, Any], others: Counterparts, books: Books) -> None:
+        super().__init__(key, plan, others, books)
         self._clients: dict[int, ClientRecord] = {}
         self._exchanges: dict[int, Exchange] = {}
-        self._left: set[int] = set()
-        books.also = lambda: [v for one in self._exchanges.values() for v in one.laid.values() if v is not None]
+
+    def values(self) -> list[Expression]:
+        return [vector for one in self._exchanges.values() for vector in one.values()]
 
     def open(self, message: say.OpenChannel, send: Send) -> None:
         client = ClientRecord(self.key, message.worker, send, None)
@@ -56,17 +67,6 @@ class ExchangeServer:
 
     def _reply(self, client: ClientRecord, how: str, about: object = None, vectors: Any = ()) -> None:
         self._books.reply(client, Reply(how, about, 0, [], [(vector, None) for vector in vectors]))
-
-    def leave(self, worker: int) -> bool:
-        """Whether all have left."""
-        self._left.add(worker)
-        if worker in self._clients:
-            self._clients[worker].replies.clear()
-        return len(self._left) == self._size
-
-    def waits_for(self, worker: int) -> tuple[int, int]:
-        """What is waited for here, its page shows."""
-        return 0, 0
 
     def hear(self, worker: int, message: Any) -> None:
         client = self._clients[worker]
@@ -79,6 +79,8 @@ class ExchangeServer:
                 exchange.laid[worker] = None if slot < 0 else client.written(slot)
                 client.own = None
                 exchange.notes[worker], exchange.wants[worker] = message.note, message
+                if self.others.others:
+                    self._tell_hosts(worker, message, exchange)
                 self._answer(number, exchange)
                 if worker in exchange.wants and message.early:
                     self._reply(client, "granted")
@@ -87,24 +89,54 @@ class ExchangeServer:
             case _:
                 raise ValueError(f"an exchange does not know what to do with {message}")
 
+    def hear_host(self, host: int, message: Any, value: Expression | None) -> None:
+        match message:
+            case say.Laid(number=number, worker=worker):
+                exchange = self._exchanges.setdefault(number, Exchange())
+                exchange.laid[worker], exchange.notes[worker] = value, message.note
+                self._answer(number, exchange)
+            case say.HostSum(number=number):
+                exchange = self._exchanges.setdefault(number, Exchange())
+                exchange.parts[host] = value
+                self._answer(number, exchange)
+            case _:
+                super().hear_host(host, message, value)
+
+    def _tell_hosts(self, worker: int, lay: say.Lay, exchange: Exchange) -> None:
+        """What other hosts need of what has come just now."""
+        value, home_of = exchange.laid[worker], self.others.home_of
+        for host in sorted({home_of[member] for member in lay.sends} - {self.others.me}):
+            self._pass_on(host, say.Laid(self.key, lay.number, worker, lay.note, value is not None), value)
+        if lay.alike and all(member in exchange.laid for member in self.others.here):
+            brought = [exchange.laid[member] for member in self.others.here]
+            terms = [vector for vector in brought if vector is not None]
+            part = exchange.parts[self.others.me] = self.as_one(terms) if terms else None
+            for host in self.others.others:
+                self._pass_on(host, say.HostSum(self.key, lay.number, part is not None), part)
+
+    def _pass_on(self, host: int, message: Any, value: Expression | None) -> None:
+        if value is None:
+            self.others.send(host, message)
+        else:
+            self.send(host, message, value.clone())
+
+    def _can_answer(self, exchange: Exchange, lay: say.Lay) -> bool:
+        if lay.alike and self.others.others:
+            return len(exchange.parts) == len(self.others.hosts)
+        return all(member in exchange.laid for member in (*(member for member, _ in lay.sums), *lay.reads))
+
     def _answer(self, number: int, exchange: Exchange) -> None:
         for worker, lay in list(exchange.wants.items()):
-            if exchange.can_answer(lay):
+            if self._can_answer(exchange, lay):
                 del exchange.wants[worker]
                 notes = [exchange.notes[member] for member in lay.reads]
                 self._reply(self._clients[worker], "exchange", [number, notes], exchange.answer(lay))
-        if len(exchange.laid) == self._size and not exchange.wants:
+        if exchange.laid.keys() >= set(self.others.here) and not exchange.wants:
             del self._exchanges[number]  # what was answered stands on what it needs
-
-    def silence(self, now_s: float) -> None:
-        """Nothing waits for time."""
 
     def flush(self) -> None:
         """Send what can be sent. With an answer comes a slot for the next exchange: what was laid down may be free."""
         for client in self._clients.values():
             if client.replies and client.replies[0].is_ready:
                 self._books.grant(client)
-        self._books.flush()
-
-    def close(self) -> None:
-        self._books.close()
+        super().flush()

@@ -1,32 +1,51 @@
 """Small facts of a run at the host process: who is done, who asks for an average, who has failed, who is gone.
 
-All workers of a run hear all facts, in one order: whoever knows a fact knows everything that its author knew. What is
-known before a worker comes, it is told when it does.
+All workers of a run hear all facts, in one order: whoever knows a fact knows everything that its author knew. Where the
+workers are on several hosts, the first host's server makes that order. What is known before a worker comes, it is told
+when it does.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from offbeat.live.host import protocol as say
 from offbeat.live.host.books import Send
+from offbeat.live.host.ledger import Expression
+from offbeat.live.host.server import Counterparts, Server
 from offbeat.live.memory.arena import Arena
 from offbeat.rounds.bell import Rope
 
+ANSWER_S = 1.0  # for other hosts to say what their workers are doing
 
-class FactsServer:
+
+class Question(NamedTuple):
+    """What is everybody doing? Asked by a worker of this host, and answered by so many hosts so far."""
+
+    worker: int
+    number: int
+    until_s: float
+    said: list[tuple[int, str]]
+    hosts: set[int]
+
+
+class FactsServer(Server):
     """One run's. ``doing`` says in words what a worker is doing; None: its process is stopped."""
 
-    wakes_s: float | None = None
-
-    def __init__(self, key: str, plan: dict[str, Any], doing: Callable[[str, int], str | None]) -> None:
-        self.key, self.run, self._size, self._doing = key, str(plan["run"]), int(plan["size"]), doing
+    def __init__(
+        self, key: str, plan: dict[str, Any], others: Counterparts, doing: Callable[[str, int], str | None]
+    ) -> None:
+        super().__init__(key, plan, others)
+        self._doing = doing
         self._facts: dict[str, str] = {}
         self._sends: dict[int, Send] = {}
         self._lost: list[Any] = []  # what is said of those who have failed, or are gone
-        self._left: set[int] = set()
-        self._ended: set[int] = set()
+        self._ended: set[int] = set()  # of whom no more is to be said
+        self._questions: list[Question] = []
 
     def open(self, message: say.OpenChannel, send: Send) -> None:
         self._sends[message.worker] = send
@@ -38,19 +57,61 @@ class FactsServer:
     def hear(self, worker: int, message: Any) -> None:
         match message:
             case say.Post(name=name, value=value):
-                self._facts[name] = value
-                self._tell(say.Fact(self.key, name, value), but=worker)
+                self._publish(say.Told(self.key, worker, "fact", name, value))
             case say.Fail(words=words):
-                self._ended.add(worker)
-                self._miss(say.Failed(self.key, worker, words), worker)
+                self._publish(say.Told(self.key, worker, "failed", "", words))
             case say.Bye():
-                self._ended.add(worker)
+                self._publish(say.Told(self.key, worker, "bye", "", ""))
             case say.Ask(number=number):
-                found = [(one, self._doing(self.key, one)) for one in self._sends]
-                said = [(one, doing) for one, doing in found if doing is not None]
-                self._sends[worker](say.Doing(self.key, number, said))
+                until_s = time.monotonic() + ANSWER_S
+                self._questions.append(Question(worker, number, until_s, self._all_are(), {self.others.me}))
+                self.others.tell_others(say.AskHost(self.key, worker, number))
+                self._answer(until_s - ANSWER_S)
             case _:
                 raise ValueError(f"a run's facts do not know what to do with {message}")
+
+    def hear_host(self, host: int, message: Any, value: Expression | None) -> None:
+        match message:
+            case say.Told() if self.others.decides:
+                self._order(message)
+            case say.Told():
+                self._hear_told(message)
+            case say.AskHost(worker=worker, number=number):
+                self.others.send(host, say.HostSays(self.key, worker, number, self._all_are()))
+            case say.HostSays(worker=worker, number=number, said=said):
+                for one in self._questions:
+                    if (one.worker, one.number) == (worker, number):
+                        one.said.extend((worker, doing) for worker, doing in said)
+                        one.hosts.add(host)
+                self._answer(time.monotonic())
+            case _:
+                super().hear_host(host, message, value)
+
+    def _publish(self, told: say.Told) -> None:
+        """What a worker of this host says. That one is through, or gone, is known here at once."""
+        if self.others.decides:
+            self._order(told)
+        else:
+            self.others.send(0, told)
+            if told.what != "fact":
+                self._hear_told(told)
+
+    def _order(self, told: say.Told) -> None:
+        """At the first host: what is said here first, all hear first."""
+        self.others.tell_others(told)
+        self._hear_told(told)
+
+    def _hear_told(self, told: say.Told) -> None:
+        worker = told.worker
+        if told.what == "fact":
+            self._facts[told.name] = told.value
+            self._tell(say.Fact(self.key, told.name, told.value), but=worker)
+        elif worker not in self._ended:
+            self._ended.add(worker)
+            if told.what == "failed":
+                self._miss(say.Failed(self.key, worker, told.value), worker)
+            elif told.what == "gone":
+                self._miss(say.Gone(self.key, worker, told.value == "ended"), worker)
 
     def _tell(self, message: Any, but: int) -> None:
         for worker, send in self._sends.items():
@@ -61,58 +122,67 @@ class FactsServer:
         self._lost.append(message)
         self._tell(message, but=worker)
 
-    def leave(self, worker: int, ended: bool = False) -> bool:
-        """Whether all have left. ``ended``: its process has."""
-        if worker not in self._ended and worker not in self._left:
-            self._miss(say.Gone(self.key, worker, ended), worker)
-        self._left.add(worker)
-        return len(self._left) == self._size
+    def leave(self, worker: int, ended: bool = False) -> None:
+        if worker not in self._ended:
+            self._publish(say.Told(self.key, worker, "gone", "", "ended" if ended else ""))
+        super().leave(worker, ended)
 
-    def waits_for(self, worker: int) -> tuple[int, int]:
-        return 0, 0
+    def lost(self, host: int, words: str) -> None:
+        for worker, home in enumerate(self.others.home_of):
+            if home == host:
+                self._hear_told(say.Told(self.key, worker, "gone", "", ""))
+
+    # What everybody is doing.
+
+    def _all_are(self) -> list[tuple[int, str]]:
+        found = [(one, self._doing(self.key, one)) for one in self._sends]
+        return [(one, doing) for one, doing in found if doing is not None]
+
+    def _answer(self, now_s: float) -> None:
+        for one in list(self._questions):
+            if len(one.hosts) == len(self.others.hosts) or now_s >= one.until_s:
+                self._questions.remove(one)
+                self._sends[one.worker](say.Doing(self.key, one.number, one.said))
+        self.wakes_s = min((one.until_s for one in self._questions), default=None)
 
     def silence(self, now_s: float) -> None:
-        """Nothing waits for time."""
-
-    def flush(self) -> None:
-        """All has been sent."""
+        self._answer(now_s)
 
     def close(self) -> None:
         self._sends = {}
 
 
-class BellServer:
-    """The bell of a run: a number in the arena, 1 + the last round whose bell has rung, which all workers can read."""
+class BellServer(Server):
+    """The bell of a run: a number in the arena, 1 + the last round whose bell has rung, which all workers can read.
 
-    wakes_s: float | None = None
+    The rope of all hosts is the first host's.
+    """
 
-    def __init__(self, key: str, plan: dict[str, Any], arena: Arena) -> None:
-        self.key, self.run, self._size, self._rope = key, str(plan["run"]), int(plan["size"]), Rope()
-        self._arena, self._place = arena, arena.take(8)
+    def __init__(self, key: str, plan: dict[str, Any], others: Counterparts, arena: Arena) -> None:
+        super().__init__(key, plan, others)
+        self._arena, self._place, self._rope = arena, arena.take(8), Rope()
         self._word = arena.bytes_at(self._place, 8)
         self._word[:] = 0
-        self._left: set[int] = set()
 
     def open(self, message: say.OpenChannel, send: Send) -> None:
         send(say.Answer(self.key, 1, "open", self._place, 0, [], [], [], {}, [], []))
 
     def hear(self, worker: int, message: Any) -> None:
-        if isinstance(message, say.Ring) and self._rope.pull(message.r, message.workers):
-            self._word[:] = bytearray((message.r + 1).to_bytes(8, "little"))
+        if isinstance(message, say.Ring) and not self.others.decides:
+            self.others.send(0, message)
+        elif isinstance(message, say.Ring) and self._rope.pull(message.r, message.workers):
+            self.others.tell_others(say.Rung(self.key, message.r))
+            self._has_rung(message.r)
 
-    def leave(self, worker: int, ended: bool = False) -> bool:
-        self._left.add(worker)
-        return len(self._left) == self._size
+    def hear_host(self, host: int, message: Any, value: Expression | None) -> None:
+        if isinstance(message, say.Rung):
+            self._has_rung(message.r)
+        else:
+            self.hear(-1, message)
 
-    def waits_for(self, worker: int) -> tuple[int, int]:
-        return 0, 0
-
-    def silence(self, now_s: float) -> None:
-        """Nothing waits for time."""
-
-    def flush(self) -> None:
-        """Nobody is answered."""
+    def _has_rung(self, r: int) -> None:
+        self._word[:] = bytearray((r + 1).to_bytes(8, "little"))
 
     def close(self) -> None:
-        self._word = self._word[:0]
+        self._word = np.empty(0, np.uint8)  # a part of the arena's would keep it
         self._arena.give_back(self._place, 8)

@@ -1,5 +1,7 @@
 """The host process itself: one loop that hears all workers of a host, and a server for each of their channels.
 
+It also hears the host processes of the run's other hosts (`offbeat.live.host.links`).
+
 Nothing here waits for one worker. What comes in pieces is put together as it comes; what does not fit into a worker's
 connection is kept for it. A worker has left when its connection closes or its process ends, whichever is heard first: a
 data loader that it has forked may hold the connection open.
@@ -20,7 +22,7 @@ import struct
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,10 @@ from offbeat.live.host.books import Books
 from offbeat.live.host.channel_server import ChannelServer
 from offbeat.live.host.exchange_server import ExchangeServer
 from offbeat.live.host.facts_server import BellServer, FactsServer
+from offbeat.live.host.ledger import Expression
+from offbeat.live.host.links import Links
 from offbeat.live.host.protocol import Inbox, packed
+from offbeat.live.host.server import BookedServer, Counterparts, Server
 from offbeat.live.host.weights_server import WeightsServer
 from offbeat.live.memory.arena import PAGE_BYTES, PAGES, WORDS, WORDS_AT, Arena, DeviceSlots, SlotMemory
 from offbeat.rounds.held import Elsewhere
@@ -41,12 +46,11 @@ from offbeat.rounds.held import Elsewhere
 MOST_STRANGERS = 128  # that have not said who they are; the oldest must go
 DYING_S = 0.5  # after its line has closed, for a process to end
 FIRST_S = 120.0  # for the first worker to come
+LEAVE_S = 5.0  # for other hosts to hear what there was to say, when all workers here have left
 GPU_LOOK_S = 0.0002  # how often words and streams of GPUs are looked at, while something is awaited there
 READ_BYTES = 1 << 18
 SWITCH_S = 0.0002  # how soon an adder lets go of the interpreter that the loop wants
 _USER = struct.Struct("3i")
-
-Server = ChannelServer | WeightsServer | ExchangeServer | FactsServer | BellServer
 
 
 class Unheard:
@@ -127,6 +131,10 @@ class Host:
         self._adders = Adders(self._wake)
         self._connections: list[Connection] = []
         self._servers: dict[str, Server] = {}
+        self._name, self._links = "", None  # type: str, Links | None
+        self._opened: dict[str, set[str]] = {}  # which other hosts' workers have come to a channel
+        self._leaving: dict[str, float] = {}  # servers whose workers have left, and until when others may hear the rest
+        self._coming: dict[str, tuple[str, int]] = {}  # for whose vector on its way a slot was taken, by host
         self._selector = selectors.DefaultSelector()
         self._had_workers = False
 
@@ -149,12 +157,14 @@ class Host:
                 self._flush()
         finally:
             self._adders.close()
+            if self._links is not None:
+                self._links.close()
             for connection in self._connections:
                 connection.close()
             self._listener.close()
 
     def _is_over(self, begun_s: float) -> bool:
-        if any(connection.is_known for connection in self._connections):
+        if any(connection.is_known for connection in self._connections) or self._leaving:
             return False
         return self._had_workers or time.monotonic() - begun_s > FIRST_S
 
@@ -173,6 +183,9 @@ class Host:
             return GPU_LOOK_S
         wakes = [wakes_s for one in self._servers.values() if (wakes_s := one.wakes_s) is not None]
         wakes += [one.dies_s for one in self._connections if one.dies_s is not None]
+        wakes += self._leaving.values()
+        if self._links is not None and self._links.wakes_s is not None:
+            wakes.append(self._links.wakes_s)
         if wakes:
             return max(0.0, min(wakes) - time.monotonic())
         return None if self._had_workers else 1.0
@@ -191,6 +204,8 @@ class Host:
         for server in list(self._servers.values()):
             if (wakes_s := server.wakes_s) is not None and now_s >= wakes_s:
                 server.silence(now_s)
+        if self._links is not None and (wakes_s := self._links.wakes_s) is not None and now_s >= wakes_s:
+            self._links.on_time(now_s)
 
     def _sums_are_there(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -201,6 +216,11 @@ class Host:
     def _flush(self) -> None:
         for server in self._servers.values():
             server.flush()
+        for key, until_s in list(self._leaving.items()):
+            if self._servers[key].others.is_through or time.monotonic() >= until_s:
+                self._close(key)
+        if self._links is not None:
+            self._links.flush()
         for connection in self._connections:
             if connection.dies_s is not None:
                 connection.out.clear()
@@ -286,12 +306,19 @@ class Host:
     def _leave(self, connection: Connection, key: str, ended: bool = False) -> None:
         worker, server = connection.workers.pop(key), self._servers.get(key)
         connection.words.pop(key, None)
-        if isinstance(server, FactsServer):
-            all_have_left = server.leave(worker, ended)
-        else:
-            all_have_left = server is not None and server.leave(worker)
-        if server is not None and all_have_left:
-            del self._servers[key]
+        if server is not None:
+            server.leave(worker, ended)
+            if server.all_have_left:
+                self._leaving[key] = time.monotonic() + LEAVE_S
+
+    def _close(self, key: str) -> None:
+        """All have left, and what they had to say to other hosts is there."""
+        del self._leaving[key]
+        server = self._servers.pop(key)
+        for host in server.others.others:
+            self._carry(server.others.hosts[host], say.Shut(key), (), None)
+        self._coming = {host: one for host, one in self._coming.items() if one[0] != key}
+        if server.others.is_through:  # else a connection may still read its memory, which stays until this process ends
             server.close()
 
     # What they say.
@@ -299,6 +326,8 @@ class Host:
     def _hear(self, connection: Connection, message: Any) -> None:
         if isinstance(message, say.OpenChannel):
             self._open(connection, message)
+        elif isinstance(message, say.Listen | say.OtherHosts):
+            self._meet_others(connection, message)
         elif isinstance(message, say.Close):
             if message.key in connection.workers:
                 self._leave(connection, message.key)
@@ -314,6 +343,7 @@ class Host:
                 raise ValueError(f"a page has no word {message.word}")
             if message.key not in self._servers:
                 self._servers[message.key] = self._server(message.key, message.plan)
+                self._tell_others(message.key)
             connection.workers[message.key] = message.worker
             connection.words[message.key] = message.word
             self._servers[message.key].open(message, connection.send)
@@ -321,10 +351,11 @@ class Host:
             connection.send(say.Refused(message.key, f"{type(error).__name__}: {error}"))
 
     def _server(self, key: str, plan: dict[str, Any]) -> Server:
+        others = Counterparts(key, plan["homes"], int(plan["size"]), self._name, self._carry)
         if plan["what"] == "facts":
-            return FactsServer(key, plan, self._doing)
+            return FactsServer(key, plan, others, self._doing)
         if plan["what"] == "bell":
-            return BellServer(key, plan, self._arena)
+            return BellServer(key, plan, others, self._arena)
         kinds = [(getattr(torch, name), int(n)) for name, n in plan["kinds"]]
         memory: SlotMemory
         if plan["gpu"]:
@@ -333,10 +364,97 @@ class Host:
             memory = SlotMemory(self._arena, kinds, int(plan["parameters"]))
         books = Books(self._arena, memory, self._adders)
         if plan["what"] == "weights":
-            return WeightsServer(key, plan, books)
+            return WeightsServer(key, plan, others, books)
         if plan["what"] == "exchanges":
-            return ExchangeServer(key, plan, books)
-        return ChannelServer(key, plan, books, self._elsewhere)
+            return ExchangeServer(key, plan, others, books)
+        return ChannelServer(key, plan, others, books, self._elsewhere)
+
+    # Other hosts.
+
+    def _meet_others(self, connection: Connection, message: say.Listen | say.OtherHosts) -> None:
+        try:
+            if isinstance(message, say.Listen):
+                if self._links is None:
+                    self._name = message.name
+                    self._links = Links(
+                        message.name,
+                        message.secret.encode(),
+                        self._selector,
+                        self._hear_host,
+                        self._room,
+                        self._lose,
+                    )
+                connection.send(say.Listening(message.key, *self._links.listen(message.address, message.port)))
+            else:
+                assert self._links is not None, "other hosts are told of after this one listens"
+                for name, address, port in message.hosts:
+                    self._links.know(name, address, int(port))
+        except (OSError, ValueError) as error:
+            connection.send(say.Refused(message.key, f"{type(error).__name__}: {error}"))
+
+    def _carry(self, host: str, message: Any, vector: Sequence[memoryview], there: Callable[[], None] | None) -> None:
+        assert self._links is not None, "a run of several hosts has told where they are"
+        self._links.send(host, message, vector, there)
+
+    def _tell_others(self, key: str) -> None:
+        """This host's server for a channel is there: which others are already, and that they may speak to it."""
+        others = self._servers[key].others
+        for host in self._opened.get(key, ()):
+            others.opened(host)
+        for number in others.others:
+            self._carry(others.hosts[number], say.Opened(key), (), None)
+
+    def _hear_host(self, host: str, message: Any) -> None:
+        server = self._servers.get(message.key)
+        if isinstance(message, say.Opened):
+            self._opened.setdefault(message.key, set()).add(host)
+            if server is not None:
+                server.others.opened(host)
+        elif isinstance(message, say.Shut):
+            self._opened.get(message.key, set()).discard(host)
+            if server is not None:
+                server.others.shut(host)
+        elif server is not None:
+            try:
+                server.hear_host(server.others.hosts.index(host), message, self._value_of(host, message, server))
+            except Exception as error:  # the workers here are to know; those of other channels go on
+                for connection in self._connections:
+                    if message.key in connection.workers:
+                        words = f"{type(error).__name__}: {error}, about what another host said"
+                        connection.send(say.Refused(message.key, words))
+
+    def _room(self, host: str, message: Any, nbytes: int) -> Sequence[memoryview]:
+        """Where the vector goes that comes with a message of another host: into a slot, or nowhere."""
+        server = self._servers.get(message.key)
+        self._give_up_room(host)
+        if isinstance(server, BookedServer) and (slot := server.room(nbytes)) is not None:
+            self._coming[host] = message.key, slot
+            return [server.bytes_of(slot)]
+        if nbytes > say.LONGEST:
+            raise ValueError(f"a vector of {nbytes} bytes for {message.key}, which has none of that length here")
+        return [memoryview(bytearray(nbytes))]
+
+    def _give_up_room(self, host: str) -> None:
+        """A vector that was on its way begins anew, or never comes."""
+        if host in self._coming:
+            key, slot = self._coming.pop(host)
+            server = self._servers.get(key)
+            if isinstance(server, BookedServer):
+                server.came(slot)
+
+    def _value_of(self, host: str, message: Any, server: Server) -> Expression | None:
+        if host in self._coming and isinstance(server, BookedServer) and getattr(message, "gives", False):
+            return server.came(self._coming.pop(host)[1])
+        return None
+
+    def _lose(self, host: str, words: str) -> None:
+        self._give_up_room(host)
+        for server in list(self._servers.values()):
+            if host in server.others.hosts:
+                server.others.shut(host)
+                server.lost(server.others.hosts.index(host), words)
+
+    # What workers are doing.
 
     def _elsewhere(self, server: ChannelServer, worker: int) -> Elsewhere:
         """Where a worker is, apart from this channel, by what its page shows and what is known here."""
@@ -399,9 +517,11 @@ def read_page(arena: Arena, page: int) -> dict[str, Any]:
         if before == whole[:8].tobytes() and before[0] % 2 == 0:
             break
         time.sleep(0.0001)
+    else:
+        return {}  # its worker was stopped while it wrote: what it is doing is not known
     try:
         shown = json.loads(text) if text else {}
-    except ValueError:  # its worker was stopped while it wrote: what it is doing is not known
+    except ValueError:
         return {}
     return shown if isinstance(shown, dict) else {}
 

@@ -1,4 +1,4 @@
-"""Everything that a worker and its host process say to each other.
+"""Everything that a worker and its host process, and host processes of several hosts, say to each other.
 
 A message is a tuple of plain values. On the line it is its length, its kind and the values as JSON: nothing of a
 stranger's is ever run, and a message that is too long, or does not have the values of its kind, ends the connection it
@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from typing import Any, NamedTuple, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 HEAD = struct.Struct("<IB")
 LONGEST = 1 << 26  # bytes of a message
@@ -180,7 +181,7 @@ class Lay(NamedTuple):
 
     ``slot``: what it brings; −1: nothing. ``note``: what it says beside. ``sums``: whose vectors it wants the sum of,
     each with its weight, divided by ``divisor``; ``reads``: whose it wants as they are. ``early``: it wants another
-    slot before the answer.
+    slot before the answer. ``sends``: who wants what it brings as it is; ``alike``: all members want the same sum.
     """
 
     key: str
@@ -190,6 +191,8 @@ class Lay(NamedTuple):
     sums: list[tuple[int, float]]
     divisor: int
     reads: list[int]
+    sends: list[int]
+    alike: bool
     early: bool
     released: int
     due: int
@@ -308,6 +311,232 @@ class Refused(NamedTuple):
     words: str
 
 
+# From a worker whose run has workers at other hosts.
+
+
+class Listen(NamedTuple):
+    """Be there for other hosts: under which name, with the job's secret, at which address, and port (0: any)."""
+
+    key: str
+    name: str
+    secret: str
+    address: str
+    port: int
+
+
+class OtherHosts(NamedTuple):
+    """Where the host processes of the other hosts listen: name, address, port."""
+
+    key: str
+    hosts: list[tuple[str, str, int]]
+
+
+class Listening(NamedTuple):
+    """The host process's answer."""
+
+    key: str
+    address: str
+    port: int
+
+
+# Between host processes: what the servers of one key say to each other.
+
+
+class Opened(NamedTuple):
+    """This host's workers have come."""
+
+    key: str
+
+
+class Shut(NamedTuple):
+    """They have left."""
+
+    key: str
+
+
+class Told(NamedTuple):
+    """What a worker has posted (``what`` is "fact"), its last words ("failed"), its farewell ("bye"), its end ("gone").
+
+    It goes to the first host, and from there to all.
+    """
+
+    key: str
+    worker: int
+    what: str
+    name: str
+    value: str
+
+
+class AskHost(NamedTuple):
+    """What are your workers doing? ``worker`` asks."""
+
+    key: str
+    worker: int
+    number: int
+
+
+class HostSays(NamedTuple):
+    """The answer."""
+
+    key: str
+    worker: int
+    number: int
+    said: list[tuple[int, str]]
+
+
+class Rung(NamedTuple):
+    """The bell of round ``r`` has rung."""
+
+    key: str
+    r: int
+
+
+class There(NamedTuple):
+    """A worker has come to a channel; −1: all have."""
+
+    key: str
+    worker: int
+
+
+class Noticed(NamedTuple):
+    """A seat's notice to the referee: `offbeat.rounds.referee.Notice`, by the name of what it says."""
+
+    key: str
+    worker: int
+    what: str
+    position: int
+    base: int
+    next_base: int
+
+
+class Go(NamedTuple):
+    """Round ``version`` has started. ``members``: who takes part, where the referee names them."""
+
+    key: str
+    version: int
+    started_by: int
+    members: list[int] | None
+    flush: bool
+
+
+class Part(NamedTuple):
+    """What a host's workers give to their block of a round, added up; ``block`` is its first worker.
+
+    ``shares``: whose work is in it, how old it is, and whether it was in time. ``gives``: whether a vector comes along.
+    """
+
+    key: str
+    version: int
+    block: int
+    shares: list[tuple[int, int, bool]]
+    gives: bool
+
+
+class StartedWith(NamedTuple):
+    """So many rounds have started that a worker has a part in, which is back."""
+
+    key: str
+    worker: int
+    rounds: int
+
+
+class WhereAre(NamedTuple):
+    """Where are your workers, apart from this channel?"""
+
+    key: str
+    number: int
+
+
+class TheyAre(NamedTuple):
+    """The answer: of each worker `offbeat.rounds.held.Elsewhere`."""
+
+    key: str
+    number: int
+    said: list[tuple[int, bool, dict[str, Any], dict[str, Any]]]
+
+
+class Laid(NamedTuple):
+    """What a worker has brought to an exchange that some of your workers want; ``gives``: a vector comes along."""
+
+    key: str
+    number: int
+    worker: int
+    note: Any
+    gives: bool
+
+
+class HostSum(NamedTuple):
+    """What all of a host's workers have brought to an exchange, added up; ``gives``: a vector comes along."""
+
+    key: str
+    number: int
+    gives: bool
+
+
+class Visit(NamedTuple):
+    """A worker's shared weights come along, and meet those of ``peer``."""
+
+    key: str
+    visitor: int
+    peer: int
+    number: int
+    gives: bool
+
+
+class Home(NamedTuple):
+    """Half the difference comes along, which the visitor takes out of its own."""
+
+    key: str
+    visitor: int
+    number: int
+    gives: bool
+
+
+class Standing(NamedTuple):
+    """A worker stands, and no visit of its own is under way; −1: so do all."""
+
+    key: str
+    worker: int
+
+
+class HasRetired(NamedTuple):
+    """A worker visits nobody any more; −1: nobody does."""
+
+    key: str
+    worker: int
+
+
+# Between host processes, until each has proved that it belongs to the job (links.py).
+
+
+class Knock(NamedTuple):
+    """The first message: ``name`` would talk to ``peer``. ``life`` tells a process from a later one of its name."""
+
+    version: int
+    name: str
+    peer: str
+    nonce: str
+    life: str
+
+
+class Challenge(NamedTuple):
+    """The answer to whoever knocks."""
+
+    nonce: str
+    life: str
+
+
+class Proof(NamedTuple):
+    """The job's secret is known; said by both. What has been heard of the other before: so many messages, so many
+    vectors, and ``at`` bytes of the next one; −1: not even its message.
+    """
+
+    proof: str
+    messages: int
+    vectors: int
+    at: int
+
+
 KINDS: tuple[type[Any], ...] = (
     Hello,
     OpenChannel,
@@ -342,14 +571,47 @@ KINDS: tuple[type[Any], ...] = (
     Gone,
     Doing,
     Refused,
+    Listen,
+    OtherHosts,
+    Listening,
+    Opened,
+    Shut,
+    Told,
+    AskHost,
+    HostSays,
+    Rung,
+    There,
+    Noticed,
+    Go,
+    Part,
+    StartedWith,
+    WhereAre,
+    TheyAre,
+    Laid,
+    HostSum,
+    Visit,
+    Home,
+    Standing,
+    HasRetired,
+    Knock,
+    Challenge,
+    Proof,
 )
 _NUMBER = {kind: number for number, kind in enumerate(KINDS)}
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def _types_of(kind: type[Any]) -> list[type[Any]]:
+def _types_of(kind: type[Any]) -> list[Any]:
     """What its values are; what is inside lists is looked at where it is used."""
-    return [object if one is Any else get_origin(one) or one for one in get_type_hints(kind).values()]
+    return [_plain(one) for one in get_type_hints(kind).values()]
+
+
+def _plain(one: Any) -> Any:
+    if one is Any:
+        return object
+    if isinstance(one, UnionType):
+        return tuple(_plain(each) for each in get_args(one))
+    return get_origin(one) or one
 
 
 _TYPES = {kind: _types_of(kind) for kind in KINDS}

@@ -2,16 +2,21 @@
 
 Weights are expressions (`offbeat.live.host.ledger`). When i meets j, both become the mean of the two, which is made at
 once: whoever needs its weights next finds it there.
+
+Where the two are on different hosts, i's weights travel to j's host, and half the difference travels back. Meanwhile
+both go on, and whatever happens to either is added. A worker stands, and retires, when its visits are over.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, cast
 
 from offbeat.live.host import protocol as say
 from offbeat.live.host.books import Books, ClientRecord, Reply, Send
 from offbeat.live.host.ledger import Expression, Sum
+from offbeat.live.host.server import EVERYBODY, Counterparts, MeetingServer
 from offbeat.rounds.seat import Event
 from offbeat.rounds.shared import Retired, SharedVec
 
@@ -23,6 +28,8 @@ class Sharer(ClientRecord):
         super().__init__(key, worker, send, log)
         self.shared: SharedVec | None = None
         self.stands = False  # between two steps, until it has said how far it was moved
+        self.visits = 0  # of its own, that are under way at other hosts
+        self.then: list[Callable[[], None]] = []  # what is to happen when they are over
 
     @property
     def y(self) -> Expression:
@@ -30,18 +37,18 @@ class Sharer(ClientRecord):
         return cast(Expression, self.shared.weights)
 
 
-class WeightsServer:
+class WeightsServer(MeetingServer):
     """The shared weights of one run."""
 
-    wakes_s: float | None = None
-
-    def __init__(self, key: str, plan: dict[str, Any], books: Books) -> None:
-        self.key, self.run, self._books, self._size = key, str(plan["run"]), books, int(plan["size"])
+    def __init__(self, key: str, plan: dict[str, Any], others: Counterparts, books: Books) -> None:
+        super().__init__(key, plan, others, books)
+        self._size = len(others.home_of)
         self._retired, self._all_retired = Retired(self._size), False
         self._sharers: dict[int, Sharer] = {}
-        self._early: list[tuple[int, Any]] = []
-        self._left: set[int] = set()
-        books.also = lambda: [one.y for one in self._sharers.values() if one.shared is not None]
+        self._standing: set[int] = set()
+
+    def values(self) -> list[Expression]:
+        return [one.y for one in self._sharers.values() if one.shared is not None]
 
     def open(self, message: say.OpenChannel, send: Send) -> None:
         client = Sharer(self.key, message.worker, send, [] if message.logs else None)
@@ -49,38 +56,27 @@ class WeightsServer:
         self._books.grant(client)
         self._books.reply(client, Reply("open", None, 0, [], ()))
 
-    def leave(self, worker: int) -> bool:
-        """Whether all have left."""
-        self._left.add(worker)
-        if worker in self._sharers:
-            self._sharers[worker].replies.clear()
-        return len(self._left) == self._size
-
-    def waits_for(self, worker: int) -> tuple[int, int]:
-        """Nobody waits here for another's step."""
-        return 0, 0
-
     def hear(self, worker: int, message: Any) -> None:
         if isinstance(message, say.FirstDeposit):
             me = self._sharers[worker]
             me.shared = SharedVec(me.written(message.slot), me.log)
             self._books.reply(me, Reply("heard", None, 0, [], ()))
             self._books.grant(me)
+            self.has_come(worker)
         else:
-            self._early.append((worker, message))
-        if sum(one.shared is not None for one in self._sharers.values()) == self._size:  # nobody is met before
-            early, self._early = self._early, []
-            for one in early:
-                self._hear(*one)
+            super().hear(worker, message)
 
-    def _hear(self, worker: int, message: Any) -> None:
+    def hear_in_time(self, worker: int, message: Any) -> None:
         me = self._sharers[worker]
         assert me.shared is not None
         match message:
             case say.Release():
                 me.release(message.released)
             case say.MeetPeer(peer=peer):
-                self._meet(me, self._sharers[peer])
+                if peer in self._sharers:
+                    self._meet(me, self._sharers[peer])
+                else:
+                    self._visit(me, peer)
             case say.AddStep(slot=slot):
                 me.release(message.released)
                 me.shared.add(me.written(slot))
@@ -94,14 +90,83 @@ class WeightsServer:
                 me.stands = False
                 self._end_if_over()
             case say.Stands():
-                me.shared.stand()
                 me.stands = True
-                self._show(me)
+                self._when_home(me, lambda: self._say_to_first(say.Standing(self.key, worker)))
             case say.Finished():
-                self._all_retired = self._retired.one_more()
-                self._end_if_over()
+                self._when_home(me, lambda: self._say_to_first(say.HasRetired(self.key, worker)))
             case _:
                 raise ValueError(f"shared weights do not know what to do with {message}")
+
+    def hear_host(self, host: int, message: Any, value: Expression | None) -> None:
+        match message:
+            case say.Visit(visitor=visitor, peer=peer, number=number):
+                shared, theirs = self._sharers[peer].shared, cast(Any, value)
+                assert shared is not None
+                half = self.as_one([cast(Expression, shared.visited(visitor, theirs))])
+                self.send(host, say.Home(self.key, visitor, number, True), half)
+                self._make_one(self._sharers[peer])
+            case say.Home(visitor=visitor, number=number):
+                me, half = self._sharers[visitor], cast(Any, value)
+                assert me.shared is not None
+                me.news.append((me.shared.home(number, half), time.monotonic()))
+                self._make_one(me)
+                me.visits -= 1
+                self._when_home(me)
+            case say.Standing() | say.HasRetired():
+                self._hear_of_all(message)
+            case _:
+                super().hear_host(host, message, value)
+
+    def _visit(self, me: Sharer, peer: int) -> None:
+        """Somebody of another host."""
+        assert me.shared is not None
+        number, sent = me.shared.depart()
+        me.visits += 1
+        visit = say.Visit(self.key, me.worker, peer, number, True)
+        self.send(self.others.home_of[peer], visit, self.as_one([cast(Expression, sent)]))
+
+    def _when_home(self, me: Sharer, then: Callable[[], None] | None = None) -> None:
+        if then is not None:
+            me.then.append(then)
+        if not me.visits:
+            due, me.then = me.then, []
+            for one in due:
+                one()
+
+    def _make_one(self, one: Sharer) -> None:
+        """Its weights have become a sum, which is made at once."""
+        one.y.refs = ((Sum([one.y.clone()]), 1.0),)
+        self._books.make(one.y)
+
+    # What all must have done before anybody goes on.
+
+    def _say_to_first(self, message: say.Standing | say.HasRetired) -> None:
+        if self.others.decides:
+            self._hear_of_all(message)
+        else:
+            self.others.send(0, message)
+
+    def _hear_of_all(self, message: say.Standing | say.HasRetired) -> None:
+        """At the first host: one more does; the last of them lets all go on."""
+        if message.worker != EVERYBODY:
+            if isinstance(message, say.HasRetired):
+                if not self._retired.one_more():
+                    return
+            else:
+                self._standing.add(message.worker)
+                if len(self._standing) < self._size:
+                    return
+                self._standing = set()
+            message = message._replace(worker=EVERYBODY)
+            self.others.tell_others(message)
+        if isinstance(message, say.HasRetired):
+            self._all_retired = True
+            self._end_if_over()
+            return
+        for one in self._sharers.values():
+            assert one.shared is not None
+            one.shared.stand()
+            self._show(one)
 
     def _end_if_over(self) -> None:
         """Tell all what their weights have become, when nobody changes them any more.
@@ -121,20 +186,10 @@ class WeightsServer:
             number, sent = me.shared.depart()
             half = peer.shared.visited(me.worker, sent)
             stale = me.shared.home(number, half)
-            me.y.refs = peer.y.refs = ((Sum([me.y.clone()]), 1.0),)  # both have become this
-            self._books.make(me.y)
+            self._make_one(me)
+            peer.y.refs = me.y.refs  # both have become this
         me.news.append((stale, time.monotonic()))
 
     def _show(self, one: Sharer, how: str = "shown") -> None:
         """What they are; a step of its own that has just come is a part of it that its worker adds itself."""
         self._books.reply(one, Reply(how, None, 0, [], [(one.y.clone(), None)]))
-
-    def silence(self, now_s: float) -> None:
-        """Nothing waits for time."""
-
-    def flush(self) -> None:
-        """Send what can be sent."""
-        self._books.flush()
-
-    def close(self) -> None:
-        self._books.close()

@@ -136,6 +136,10 @@ class SlotMemory:
             found = self._vecs[slot] = Vec(self._mapping.vector(slot, self.kinds))
         return found
 
+    def bytes_of(self, slot: int) -> memoryview:
+        """All of it: the vector, and the note."""
+        return memoryview(self._mapping.bytes_at(slot, self.slot_bytes).data)
+
     def _note(self, slot: int) -> NDArray[np.uint8]:
         found = self._notes.get(slot)
         if found is None:

@@ -268,7 +268,7 @@ class Endpoints:
             size = self._board.size
             self._refuse_if_open()
             if (line := self._transport.line) is not None:
-                self._bell = HostBell(self._board.name, line, self._board.rank, size, self._answer_at)
+                self._bell = HostBell(self._board.name, line, self._board.rank, self._board.plan(), self._answer_at)
             else:
                 connection = self._opening.lines.meet(lambda: Rings(size), Nodes(size))
                 self._bell = Bell(connection, self._board, self._patience_s)

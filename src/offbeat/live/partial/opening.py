@@ -7,7 +7,7 @@ island), whether they share memory, whether messages are coded.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -135,7 +135,8 @@ class Opening:
         like = channel.looks(me.x)
         parameters = 0 if channel.rules.of_weights or channel.like is not None else me.parameters
         twin = self._twin if channel.rules.spares and nodes.per_node == 1 else None  # else the leader's alone would do
-        plan = {**_plan_of(channel, nodes, me.seed, first), **self._memory_of(like, parameters)}
+        leaders = [nodes.leader(node) for node in range(nodes.count)]
+        plan = {**_plan_of(channel, nodes, me.seed, first), **self._memory_of(like, parameters, leaders)}
         key, line = f"{self._board.name}/{channel.name}", self._transport.line
         assert line is not None
         word = line.join(key)
@@ -159,19 +160,20 @@ class Opening:
         client.begin(say.OpenChannel(key, rank, plan, me.t, self._log is not None, twin is not None, word), x)
         return client
 
-    def _memory_of(self, like: Vec, parameters: int) -> dict[str, Any]:
-        """What the host process must know of vectors; ``gpu``: where its memory for them lies, if not on the host."""
+    def _memory_of(self, like: Vec, parameters: int, ranks: Sequence[int] | None = None) -> dict[str, Any]:
+        """What the host process must know of the workers and their vectors; ``gpu``: where its memory for them lies, if
+        not on the host."""
         kinds = [(str(dtype).removeprefix("torch."), n) for dtype, n in _kinds(like)]
         gpu = self._transport.common_gpu(like.parts)
         self._transport.carriers.add("ipc" if gpu else "shm")
-        return {"run": self._board.name, "kinds": kinds, "parameters": parameters, "gpu": gpu}
+        return {**self._board.plan(ranks), "kinds": kinds, "parameters": parameters, "gpu": gpu}
 
     def weights(self, effect: Share, me: Replica) -> SharedWeights | WeightsClient:
         """Weights that others may average with."""
         everyone = Nodes(me.size)
         if (line := self._transport.line) is not None:
             key = f"{self._board.name}/weights"
-            plan = {"what": "weights", "size": me.size, **self._memory_of(effect.x, 0)}
+            plan = {"what": "weights", **self._memory_of(effect.x, 0)}
             word = line.join(key)
             slots = slots_for(line, effect.x, _kinds(effect.x), 0, bool(plan["gpu"]), word)
             client = WeightsClient(

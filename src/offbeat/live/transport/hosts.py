@@ -6,14 +6,23 @@ kernel, and a network namespace (in which they find each other's door). Whether 
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
+import socket
+import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, cast, get_args
+
+from offbeat.live.transport.errors import OffbeatError
 
 Carrier = Literal["gloo", "shm", "ipc"]
 VARIABLE = "OFFBEAT_CARRIER"
 NAME = "OFFBEAT_HOST"
+PORT = "OFFBEAT_PORT"
+SIOCGIFADDR = 0x8915
 
 
 def home() -> str:
@@ -28,9 +37,9 @@ def home() -> str:
         return f"pid {os.getpid()}"  # a system of another kind: everybody is a host of its own
 
 
-def home_of(rank: int) -> str:
-    """The same for two ranks that may have a host process between them: not where Gloo is wanted."""
-    return f"rank {rank}" if wanted() == "gloo" else home()
+def name() -> str:
+    """Of this host, as other hosts know it; "" where no host process is wanted."""
+    return "" if wanted() == "gloo" else hashlib.sha256(home().encode()).hexdigest()[:16]
 
 
 def together(ranks: Sequence[int], homes: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -51,9 +60,33 @@ def wanted() -> Carrier | None:
     raise ValueError(f"{VARIABLE}={asked!r} is no carrier; use gloo, shm or ipc, or leave it out")
 
 
-def may_be_one(size: int) -> bool:
-    """Whether all ranks may be on one host, as far as the launcher says, and want a host process."""
-    return wanted() != "gloo" and os.environ.get("LOCAL_WORLD_SIZE", str(size)) == str(size)
+def address() -> str:
+    """Where other hosts find this one: at the interface that Gloo is told to use, or that leads to the first rank.
+
+    Nothing listens at all interfaces.
+    """
+    asked = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0].strip()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        if asked:
+            try:
+                told = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", asked.encode()[:15]))
+                return socket.inet_ntoa(told[20:24])
+            except OSError as error:
+                raise OffbeatError(
+                    f"GLOO_SOCKET_IFNAME={asked!r}: no interface of that name has an IPv4 address here ({error})"
+                ) from error
+        with suppress(OSError):
+            probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 9))  # sends nothing
+            return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
+def port() -> int:
+    """At which port other hosts find this one; 0: at any that is free."""
+    asked = os.environ.get(PORT, "0").strip()
+    if asked.isdigit() and int(asked) < 1 << 16:
+        return int(asked)
+    raise OffbeatError(f"{PORT}={asked!r} is no port; use a number below 65536, or leave it out")
 
 
 def restart() -> str:

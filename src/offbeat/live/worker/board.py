@@ -16,12 +16,14 @@ import json
 import secrets
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
+from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from offbeat.basics.units import format_ranks
+from offbeat.live.host import protocol as say
 from offbeat.live.transport import elsewhere, hosts, meeting
 from offbeat.live.transport.errors import ConfigMismatch, OffbeatError, PeerFailed
 from offbeat.live.transport.hub import Entrance, Hub, connect, own_address
@@ -29,7 +31,7 @@ from offbeat.live.transport.lifeline import Failure, Lifeline, Roll
 from offbeat.live.transport.processes import rank_has_ended, this_process
 from offbeat.live.worker.line import Line, join, leave
 from offbeat.live.worker.news import RunFacts
-from offbeat.live.worker.start import prepare
+from offbeat.live.worker.start import prepare, secret_of
 
 POLL_S = 0.02  # how often a waiting worker looks up by itself: signals are heard then
 NEWS_S = 2.0  # how long a worker that lost a connection waits to hear whose it was
@@ -50,6 +52,7 @@ class Board:
     ) -> None:
         self.of_job, self._store = of_job or store, PrefixStore(prefix, store)
         self.line: Line | None = None  # to the host process, where all have one between them
+        self.homes: list[str] = []  # the names of all ranks' hosts, where there are several
         self.name, self.rank, self.size = prefix, rank, size
         self.members = members or tuple(range(size))  # what the script calls those whom we number from 0
         self.beside: Board | None = None  # of the same run: who fails there is missing here as well
@@ -69,16 +72,18 @@ class Board:
         if self.size == 1:
             return
         try:
-            own = {**facts, _HOME: hosts.home_of(self.members[self.rank])}
-            if hosts.may_be_one(self.size):
+            own = {**facts, _HOME: hosts.name()}
+            if own[_HOME]:
                 prepare(self.of_job)  # it takes seconds to start, which the others may need to come here
             told = self._meet("", json.dumps(own), patience_s, _refuse)
-            if len({json.loads(said)[_HOME] for said in told.values()}) == 1:
-                self.line = self._join_host(patience_s)
+            homes = [json.loads(told[rank])[_HOME] for rank in range(self.size)]
+            if all(homes):
+                self.line = self._join_host(homes, patience_s)
             if self.line is None:
                 self._link = self._connect()
             else:
-                self._link = RunFacts(self.name, self.line, self.rank, self.size, self.members.__getitem__)
+                self.homes = homes if len(set(homes)) > 1 else []
+                self._link = RunFacts(self.name, self.line, self.rank, self.plan(), self.members.__getitem__)
             self._post(f"process/{self.rank}", json.dumps(this_process()))
         except RuntimeError as error:
             self.abandon()
@@ -103,16 +108,27 @@ class Board:
             ended=lambda rank: rank_has_ended(self.members[rank]),
         )
 
-    def _join_host(self, patience_s: float) -> Line | None:
-        """The line to the host process, if all have found theirs; else None on all ranks, and the first says why."""
-        line, why = None, ""
+    def _join_host(self, homes: list[str], patience_s: float) -> Line | None:
+        """The line to the host process, if all have found theirs; else None on all ranks, and the first says why.
+
+        Where there are several hosts, their host processes are told of each other.
+        """
+        line, own = None, {"why": "", "at": ["", 0]}
         try:
             line = join(self.name, self.of_job, self.members[self.rank], patience_s)
+            if len(set(homes)) > 1:
+                secret = secret_of(self.of_job)
+                told_at = line.listen(self.name, homes[self.rank], secret, hosts.address(), hosts.port(), patience_s)
+                own["at"] = list(told_at)
         except (OSError, OffbeatError) as error:
-            why = str(error) or type(error).__name__
-        told = self._meet("host", why, patience_s, lambda posted, size: None)
-        failed = {rank: said for rank, said in told.items() if said}
-        if not failed:
+            own["why"] = str(error) or type(error).__name__
+        told = self._meet("host", json.dumps(own), patience_s, lambda posted, size: None)
+        said = {rank: json.loads(words) for rank, words in told.items()}
+        failed = {rank: one["why"] for rank, one in said.items() if one["why"]}
+        if not failed and line is not None:
+            others = {homes[rank]: one["at"] for rank, one in said.items() if homes[rank] != homes[self.rank]}
+            if others:
+                line.send(say.OtherHosts(f"{self.name}/hosts", [(name, *at) for name, at in sorted(others.items())]))
             return line
         if line is not None:
             leave(self.name, line)
@@ -124,6 +140,11 @@ class Board:
                 stacklevel=2,
             )
         return None
+
+    def plan(self, ranks: Sequence[int] | None = None) -> dict[str, Any]:
+        """What a server must know of these workers, who have their numbers there in this order: all of them."""
+        ranks = range(self.size) if ranks is None else ranks
+        return {"run": self.name, "size": len(ranks), "homes": [self.homes[rank] for rank in ranks if self.homes]}
 
     def _did_not_attach(self, absent: list[int], waited_s: float, ended: bool) -> PeerFailed:
         ranks = format_ranks([self.members[rank] for rank in absent])

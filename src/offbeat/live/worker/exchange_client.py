@@ -63,14 +63,7 @@ class ExchangeClient(HostClient):
         self._unwanted: set[int] = set()  # exchanges to which this worker only brings something
         self._last, self._unread = 0, set[int]()  # numbers of answers: the last, and those that are to be read
         named = [(str(dtype).removeprefix("torch."), n) for dtype, n in kinds]
-        plan = {
-            "what": "exchanges",
-            "run": board.name,
-            "size": len(members),
-            "kinds": named,
-            "parameters": 0,
-            "gpu": gpu,
-        }
+        plan = {**board.plan(members), "what": "exchanges", "kinds": named, "parameters": 0, "gpu": gpu}
         self.open(say.OpenChannel(key, self.me, plan, 0, False, False, word))
 
     def lay(
@@ -80,12 +73,14 @@ class ExchangeClient(HostClient):
         sums: Sequence[tuple[int, float]] = (),
         divisor: int = 1,
         reads: Sequence[int] = (),
+        sends: Sequence[int] = (),
         note: Any = None,
         later: bool = False,
     ) -> Exchanged:
         """The next exchange: bring a vector, or let ``write`` put one where it is to lie, or bring nothing.
 
-        ``sums``, ``reads``: see `protocol.Lay`, by members. ``later``: the answer is waited for later.
+        ``sums``, ``reads``, ``sends``: see `protocol.Lay`, by members; where nobody else is sent what this one brings,
+        all want the same sum. ``later``: the answer is waited for later.
         """
         slot = -1
         if write is not None:
@@ -107,6 +102,8 @@ class ExchangeClient(HostClient):
                 list(sums),
                 divisor,
                 list(reads),
+                list(sends),
+                bool(sums) and not sends,
                 later,
                 self._answered,
                 self._slots.due(),

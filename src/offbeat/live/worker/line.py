@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from torch._C._distributed_c10d import Store
 
+from offbeat.live.host import protocol as say
 from offbeat.live.host.protocol import Inbox, Refused, packed
 from offbeat.live.memory.arena import WORDS, WORDS_AT, Mapping
 from offbeat.live.transport import elsewhere
@@ -114,6 +115,21 @@ class Line:
                         found = found or (ends is not None and ends(message))
             seconds = 0.0
         return found
+
+    # Other hosts.
+
+    def listen(self, run: str, name: str, secret: str, address: str, port: int, patience_s: float) -> tuple[str, int]:
+        """Let the host process be there for other hosts. Where it is."""
+        key, end_s = f"{run}/hosts", time.monotonic() + patience_s
+        word = self.join(key)
+        try:
+            self.send(say.Listen(key, name, secret, address, port))
+            while (answer := self.heard_within(key, 0.1)) is None:
+                if time.monotonic() > end_s:
+                    raise OffbeatError(f"the host process did not answer within {patience_s:g} s")
+            return answer.address, answer.port
+        finally:
+            self.part(key, word)
 
     # What is shown.
 

@@ -23,7 +23,7 @@ from offbeat.live.worker.line import Line
 class RunFacts:
     """Of one run. ``called``: the number under which the script knows a rank of ours."""
 
-    def __init__(self, run: str, line: Line, rank: int, size: int, called: Callable[[int], int]) -> None:
+    def __init__(self, run: str, line: Line, rank: int, plan: dict[str, Any], called: Callable[[int], int]) -> None:
         self._key, self._line, self._rank, self._called = f"{run}/facts", line, rank, called
         self._facts: dict[str, str] = {}
         self._failure: Failure | None = None  # the first one stays
@@ -31,8 +31,7 @@ class RunFacts:
         self._questions = 0
         self._over = False
         self._word = line.join(self._key, self._is_news)
-        plan = {"what": "facts", "run": run, "size": size}
-        line.send(say.OpenChannel(self._key, rank, plan, 0, False, False, self._word))
+        line.send(say.OpenChannel(self._key, rank, {**plan, "what": "facts"}, 0, False, False, self._word))
 
     @property
     def facts(self) -> dict[str, str]:
@@ -124,11 +123,10 @@ class HostBell:
 
     waited_s = 0.0
 
-    def __init__(self, run: str, line: Line, rank: int, size: int, wait: Callable[[str, Line], Any]) -> None:
+    def __init__(self, run: str, line: Line, rank: int, plan: dict[str, Any], wait: Callable[[str, Line], Any]) -> None:
         self._key, self._line, self._mine = f"{run}/bell", line, -1
         self._word = line.join(self._key)
-        plan = {"what": "bell", "run": run, "size": size}
-        line.send(say.OpenChannel(self._key, rank, plan, 0, False, False, self._word))
+        line.send(say.OpenChannel(self._key, rank, {**plan, "what": "bell"}, 0, False, False, self._word))
         self._rung: NDArray[np.uint8] | None = line.arena.bytes_at(wait(self._key, line).about, 8)
         self._over, self._last = False, -1
 

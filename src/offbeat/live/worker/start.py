@@ -37,6 +37,11 @@ def token_of(store: Store) -> str:
     return bytes(store.compare_set(name, "", secrets.token_hex(16))).decode()
 
 
+def secret_of(store: Store) -> str:
+    """What all host processes of this start of the job know, and nobody else."""
+    return bytes(store.compare_set(f"offbeat/secret/{hosts.restart()}", "", secrets.token_hex(32))).decode()
+
+
 def connect(token: str, rank: int, patience_s: float) -> tuple[socket.socket, Welcome, int]:
     """A line to the host process, what it said, and the arena's descriptor."""
     end_s, name, tries = time.monotonic() + patience_s, _name(token), 0

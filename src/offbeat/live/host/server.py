@@ -1,0 +1,249 @@
+"""What all servers of a host process do: they are opened, hear their workers, answer, and close when all have left.
+
+A run's workers may be on several hosts. Then each host process has a server for those of them that are its own, and
+these servers are *counterparts*. The first of them, at the host of worker 0, decides where one must. A counterpart is
+spoken to when it has been opened: what there is to say waits for that here, where its memory is.
+
+Between two counterparts messages without a vector stay in their order; one with a vector may be overtaken by them. So a
+message says which exchange, round or visit it belongs to, and nothing is known by the order alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from offbeat.live.host import protocol as say
+from offbeat.live.host.books import Books, Send
+from offbeat.live.host.ledger import Expression, Sum, Written
+
+if TYPE_CHECKING:
+    from offbeat.live.memory.arena import SlotMemory
+
+EVERYBODY = -1  # has come, or stands, or has retired
+
+Carry = Callable[[str, Any, Sequence[memoryview], "Callable[[], None] | None"], None]
+
+
+class Counterparts:
+    """The servers of one channel at all hosts of its workers.
+
+    ``homes``: the name of each worker's host; none are named where all are on this one. Hosts are numbered in the order
+    of their first workers. ``carry`` takes a message to another host, with the memory of its vector, and calls when it
+    is there.
+    """
+
+    def __init__(self, key: str, homes: Sequence[str], size: int, me: str, carry: Carry) -> None:
+        self._key, self._carry = key, carry
+        self.hosts = tuple(dict.fromkeys(homes)) or (me,)
+        self.me = self.hosts.index(me)
+        self.home_of = [self.hosts.index(home) for home in homes] or [0] * size
+        self.here = [worker for worker, home in enumerate(self.home_of) if home == self.me]
+        self.others = [host for host in range(len(self.hosts)) if host != self.me]
+        self._open: set[int] = set()
+        self._gone: set[int] = set()  # closed again, or lost
+        self._held: dict[int, list[tuple[Any, Expression | None]]] = {host: [] for host in self.others}
+        self._on_their_way: list[Expression] = []
+
+    @property
+    def decides(self) -> bool:
+        """Whether what all must agree on is decided here."""
+        return self.me == 0
+
+    def send(self, host: int, message: Any, value: Expression | None = None) -> None:
+        """``value`` is one slot, or one sum that is being made."""
+        if host not in self._gone:
+            self._held[host].append((message, value))
+
+    def tell_others(self, message: Any) -> None:
+        for host in self.others:
+            self.send(host, message)
+
+    def opened(self, host: str) -> None:
+        """A counterpart can be spoken to."""
+        self._open.add(self.hosts.index(host))
+
+    def shut(self, host: str) -> None:
+        """It has closed, or is lost: nothing that is said there is heard."""
+        if host in self.hosts and (number := self.hosts.index(host)) != self.me:
+            self._gone.add(number)
+            self._held[number] = []
+
+    def flush(self, memory: SlotMemory | None = None) -> None:
+        """Let go what can go: to counterparts that are open, values that are made."""
+        for host in self._open - self._gone:
+            if not self._held[host]:
+                continue
+            held, self._held[host] = self._held[host], []
+            for message, value in held:
+                if value is None:
+                    self._carry(self.hosts[host], message, (), None)
+                elif any(not total.is_made for total in value.totals):
+                    self._held[host].append((message, value))
+                else:
+                    assert memory is not None
+                    ((slot, factor),) = value.slots
+                    assert factor == 1.0
+                    self._on_their_way.append(value)
+                    there = partial(self._on_their_way.remove, value)
+                    self._carry(self.hosts[host], message, [memory.bytes_of(slot)], there)
+
+    @property
+    def is_through(self) -> bool:
+        """Whether everything has been said."""
+        return not self._on_their_way and not any(self._held.values())
+
+    @property
+    def roots(self) -> list[Expression]:
+        """What is still to be read for the others."""
+        held = [value for some in self._held.values() for _, value in some if value is not None]
+        return [*held, *self._on_their_way]
+
+
+class Server:
+    """One channel of a run, or whatever else its workers have in common."""
+
+    wakes_s: float | None = None  # when it wants to be called, if nothing is heard before
+
+    def __init__(self, key: str, plan: dict[str, Any], others: Counterparts) -> None:
+        self.key, self.run, self.others = key, str(plan["run"]), others
+        self._left: set[int] = set()
+
+    def open(self, message: say.OpenChannel, send: Send) -> None:
+        """A worker comes."""
+        raise NotImplementedError
+
+    def hear(self, worker: int, message: Any) -> None:
+        raise NotImplementedError
+
+    def hear_host(self, host: int, message: Any, value: Expression | None) -> None:
+        """What a counterpart says; ``value``: the vector that came with it."""
+        raise ValueError(f"{type(self).__name__} does not know what to do with {message} of another host")
+
+    def room(self, nbytes: int) -> int | None:
+        """A slot for a vector that comes from another host; None: there are none of that length here."""
+        return None
+
+    def leave(self, worker: int, ended: bool = False) -> None:
+        """A worker has left; ``ended``: with its process."""
+        self._left.add(worker)
+
+    @property
+    def all_have_left(self) -> bool:
+        return self._left.issuperset(self.others.here)
+
+    def lost(self, host: int, words: str) -> None:
+        """Another host cannot be reached any more; ``words`` say why."""
+
+    def waits_for(self, worker: int) -> tuple[int, int]:
+        """How many results it has heard of, and how many it waits for. What is waited for in step, its page shows."""
+        return 0, 0
+
+    def silence(self, now_s: float) -> None:
+        """The time has come that was asked for."""
+
+    def flush(self) -> None:
+        """Send what can be sent."""
+        self.others.flush()
+
+    def close(self) -> None:
+        """All have left."""
+
+
+class BookedServer(Server):
+    """One that has vectors."""
+
+    def __init__(self, key: str, plan: dict[str, Any], others: Counterparts, books: Books) -> None:
+        super().__init__(key, plan, others)
+        self._books = books
+        books.also = lambda: [*self.values(), *others.roots]
+
+    def values(self) -> list[Expression]:
+        """All vectors that may still be asked for."""
+        raise NotImplementedError
+
+    def room(self, nbytes: int) -> int | None:
+        if nbytes != self._books.memory.slot_bytes:
+            return None
+        slot = self._books.slots.take()
+        self._books.aside.add(slot)
+        return slot
+
+    def bytes_of(self, slot: int) -> memoryview:
+        return self._books.memory.bytes_of(slot)
+
+    def came(self, slot: int) -> Expression:
+        """What another host has sent lies there now."""
+        self._books.aside.discard(slot)
+        return Expression([(Written(slot), 1.0)])
+
+    def as_one(self, terms: Sequence[Expression]) -> Expression:
+        """These added up, in one slot, so that they can be sent."""
+        if len(terms) == 1 and len(terms[0].refs) == 1 and terms[0].refs[0][1] == 1.0:
+            return terms[0].clone()
+        return Expression([(Sum(terms), 1.0)])
+
+    def send(self, host: int, message: Any, value: Expression) -> None:
+        """A message with a vector, made by ``as_one``."""
+        self.others.send(host, message, value)  # first: a slot that is taken from now on is none of its own
+        self._books.make(value)
+
+    def leave(self, worker: int, ended: bool = False) -> None:
+        super().leave(worker, ended)
+        if worker in self._books.clients:
+            self._books.clients[worker].replies.clear()
+
+    def flush(self) -> None:
+        self._books.flush()
+        self.others.flush(self._books.memory)
+
+    def close(self) -> None:
+        self._books.close()
+
+
+class MeetingServer(BookedServer):
+    """One at which nothing begins before all workers, of all hosts, have come."""
+
+    def __init__(self, key: str, plan: dict[str, Any], others: Counterparts, books: Books) -> None:
+        super().__init__(key, plan, others, books)
+        self._there: set[int] = set()
+        self._all_are_there = False
+        self._early: list[tuple[int, Any]] = []
+
+    def hear_in_time(self, worker: int, message: Any) -> None:
+        """A message of a worker's, when all are there."""
+        raise NotImplementedError
+
+    def hear(self, worker: int, message: Any) -> None:
+        if self._all_are_there:
+            self.hear_in_time(worker, message)
+        else:
+            self._early.append((worker, message))
+
+    def has_come(self, worker: int) -> None:
+        """A worker of this host is there."""
+        if self.others.decides:
+            self._one_more_is_there(worker)
+        else:
+            self.others.send(0, say.There(self.key, worker))
+
+    def hear_host(self, host: int, message: Any, value: Expression | None) -> None:
+        if not isinstance(message, say.There):
+            super().hear_host(host, message, value)
+        elif message.worker == EVERYBODY:
+            self._all_have_come()
+        else:
+            self._one_more_is_there(message.worker)
+
+    def _one_more_is_there(self, worker: int) -> None:
+        self._there.add(worker)
+        if len(self._there) == len(self.others.home_of):
+            self.others.tell_others(say.There(self.key, EVERYBODY))
+            self._all_have_come()
+
+    def _all_have_come(self) -> None:
+        self._all_are_there = True
+        early, self._early = self._early, []
+        for one in early:
+            self.hear_in_time(*one)
