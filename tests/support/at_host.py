@@ -1,8 +1,9 @@
 """The host process's tables and their workers without processes: real servers and real clients, in any order of events.
 
 Between the two everything is a model: a vector is a number, a slot holds one, sums take their time, a message is
-somewhere on its way. Each worker is a thread, but only one runs at any time, and a *chooser* says who goes on: so what
-happens is a function of what it chooses, and nothing waits for a clock.
+somewhere on its way. So it is between the tables of several hosts, where vectors are read while they travel. Each
+worker is a thread, but only one runs at any time, and a *chooser* says who goes on: so what happens is a function of
+what it chooses, and nothing waits for a clock.
 
 Every time something is written, its slot gets a new *stamp*. Whoever is promised what lies in a slot, is promised the
 stamp that it has then, and looks whether it is still the same when it reads. A slot that is taken gets another stamp at
@@ -103,6 +104,12 @@ class Memory:
         insist(cell.stamp == place.stamp, f"{who} reads slot {place}, where something else lies by now")
         insist(cell.value is not None, f"{who} reads slot {place}, where nothing lies yet")
         return cell.value
+
+    def bytes_of(self, slot: int) -> Place:
+        """What a connection to another host will read."""
+        cell = self.cells[slot]
+        insist(getattr(slot, "stamp", cell.stamp) == cell.stamp, f"slot {slot} is sent, where something else lies")
+        return Place.of(slot, cell.stamp)
 
     def forget(self) -> None:
         """Nothing is kept open."""
@@ -561,7 +568,7 @@ class Case:
     through, "o" asks what it owes. ``is_long``: vectors are, so that memory is given back when a step is over, and
     copies lie in slots. ``late_gpu``: what workers write and read happens later than they ask for it. ``dies``: a
     worker whose process ends, at any moment; a while later the others give up. ``meets``: how often a worker whose
-    weights meet in pairs goes to another one before a step.
+    weights meet in pairs goes to another one before a step. ``homes``: the host of each worker, if there are several.
     """
 
     rules: Rules | None  # None: weights that meet in pairs
@@ -572,6 +579,7 @@ class Case:
     paces: tuple[int, ...] = ()
     dies: int | None = None
     meets: float = 0.7
+    homes: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -586,7 +594,8 @@ class Worker:
         self.play, self.rank, self.program = play, rank, case.programs[rank]
         self.draw = random.Random(f"{play.seed} {rank}")
         self.stream = Stream(case.late_gpu)
-        self.slots = AtSlots(play.memory, rank, self.stream)
+        self.table = play.tables[case.homes[rank] if case.homes else 0]
+        self.slots = AtSlots(self.table.memory, rank, self.stream)
         self.board, self.line = Board(play, rank), Line(play, rank)
         self.unheard = Unheard(lambda key: self.stream.word)
         self.turn = Turn(self.live)
@@ -606,6 +615,7 @@ class Worker:
         raise NotImplementedError
 
     def opened(self, plan: dict[str, Any], spares: bool = False) -> say.OpenChannel:
+        plan = {**plan, "run": "run", "size": self.play.size, "homes": [str(home) for home in self.play.case.homes]}
         return say.OpenChannel(KEY, self.rank, plan, 0, True, spares, 0)
 
     def makes(self) -> float:
@@ -653,7 +663,7 @@ class AtChannel(Worker):
     def live(self) -> None:
         plan = _plan_of(self.channel, Nodes(self.play.size), 0, 0)
         first: Any = self.x if self.rules.of_weights else None
-        self.client.begin(self.opened({**plan, "run": "run"}, self.rules.spares), first)
+        self.client.begin(self.opened(plan, self.rules.spares), first)
         self.play.comes()
         for what in self.program:
             self.turn.wait()  # it computes
@@ -760,9 +770,8 @@ class AtWeights(Worker):
         )
 
     def live(self) -> None:
-        plan = {"what": "weights", "size": self.play.size, "run": "run"}
         first: Any = self.x
-        self.client.begin(self.opened(plan), first)
+        self.client.begin(self.opened({"what": "weights"}), first)
         self.play.comes()
         for what in self.program:
             self.turn.wait()
@@ -800,178 +809,185 @@ class AtWeights(Worker):
 # The play.
 
 
-class Play:
-    """A table of the host process, its workers, and everything that is on its way between them."""
+class Road:
+    """What is on its way from one host to another: words in their order, and vectors in theirs."""
 
-    def __init__(self, case: Case, chooser: Chooser, seed: int = 0) -> None:
-        self.case, self.seed, self.size, self._chooser = case, seed, case.size, chooser
-        self.whom = everyone(case.size) if case.whom is None else case.whom
-        self.memory, self.arena, self.now_s = Memory(), Arena(), 0.0
-        self.facts: dict[object, dict[int, Any]] = {}
-        self.posted = self._happened = self._came = self.all_came_at = 0
-        draw = chooser.draw
-        at_once = 0.0 if chooser.prompt else draw.choice([0.0, 0.5, 1.0])
-        self.adders = Adders(self.memory, lambda: draw.random() < at_once)
+    def __init__(self, start: Table, end: Table) -> None:
+        self._start, self._end = start, end
+        self.words: deque[bytes] = deque()
+        self.vectors: deque[tuple[bytes, Place, Callable[[], None]]] = deque()
+        self.acknowledged: deque[Callable[[], None]] = deque()
+        self._room: int | None = None
+
+    def carry(self, message: Any, vector: Sequence[Any], there: Callable[[], None] | None) -> None:
+        if vector:
+            assert there is not None
+            self.vectors.append((say.packed(message), vector[0], there))
+        else:
+            self.words.append(say.packed(message))
+
+    def next_word(self) -> None:
+        (message,) = say.Inbox().feed(self.words.popleft())
+        self._end.hear_host(self._start, message, None)
+
+    def next_vector(self) -> None:
+        """Its head arrives, and a slot is taken; or the rest of it does."""
+        packed, place, there = self.vectors[0]
+        server = self._end.server
+        if self._room is None and server is not None:
+            self._room = server.room(self._end.memory.slot_bytes)
+            return
+        self.vectors.popleft()
+        value = self._start.memory.read(place, "a connection")
+        self.acknowledged.append(there)
+        if server is not None and self._room is not None:
+            stamp = self._end.memory.put(self._room, value, "another host")
+            came = server.came(self._room)
+            came.refs[0][0].slot = Place.of(self._room, stamp)
+            (message,) = say.Inbox().feed(packed)
+            self._end.hear_host(self._start, message, came)
+        self._room = None
+
+    def next_acknowledgement(self) -> None:
+        self.acknowledged.popleft()()
+
+
+class Table:
+    """Of the host process of one host."""
+
+    def __init__(self, play: Play, host: int, at_once: Callable[[], bool]) -> None:
+        self._play, self.host, self.name = play, host, str(host) if play.case.homes else ""
+        self.memory, self.arena = Memory(), Arena()
+        self.adders = Adders(self.memory, at_once)
         fake: Any = self
         self.books = Books(fake.arena, fake.memory, fake.adders)
         self.books.slots = slots = WatchedSlots(self.books._new, self.books._roots)
         slots.memory = self.memory
         self.memory.may_write = self._may_write
         self.server: ChannelServer | WeightsServer | None = None
-        self._has_looked = self._is_closed = self._is_given_up = False
-        n = self.size
-        # Some are slow, or their messages are; so may the adders be.
-        self._paces = case.paces or tuple(draw.choice([2, 10, 60]) for _ in range(n))
-        self._ups, self._downs, self._streams = ([draw.choice([3, 20, 60]) for _ in range(n)] for _ in range(3))
-        self._adding, self._flushing = draw.choice([2, 20, 60]), draw.choice([10, 60])
-        kind = AtWeights if case.rules is None else AtChannel
-        self.workers: list[Any] = []
-        for rank in range(n):
-            self.workers.append(kind(self, rank))
-
-    def comes(self) -> None:
-        """A worker has opened the channel."""
-        self._came += 1
-        if self._came == self.size:
-            self.all_came_at = self._happened - 1
-
-    def post(self, name: object, rank: int, said: Any) -> None:
-        self.facts.setdefault(name, {})[rank] = said
-        self.posted += 1
+        self.roads: dict[str, Road] = {}
+        self._opened: set[str] = set()
+        self.has_looked = self.is_closed = False
 
     def _may_write(self, rank: int, slot: int) -> bool:
         client: Any = self.books.clients[rank]
         return slot in client.granted or slot in getattr(client, "replica", ())
 
-    # What happens.
+    # Other hosts.
 
-    def run(self) -> None:
-        with ExitStack() as stack:
-            clock = SimpleNamespace(monotonic=lambda: self.now_s)
-            for module in (channel_client, channel_server, weights_client, weights_server, waiter):
-                stack.enter_context(patch.object(module, "time", clock))
-            for worker in self.workers:
-                stack.callback(worker.turn.end)
-            while not self._is_closed and not self._is_given_up:
-                self._happened += 1
-                insist(self._happened < MOST_EVENTS, f"this does not end: {self._where()}")
-                options = self._options()
-                insist(bool(options), f"nobody can go on: {self._where()}")
-                options[self._chooser.choose(options)].do()
-        for worker in self.workers:
-            if not worker.is_dead and not self._is_given_up:
-                worker.stream.synchronize()
-            self._leave(worker)
-        insist(self.arena.back == self.arena.taken, "all memory has gone back")
+    def _carry(self, host: str, message: Any, vector: Sequence[Any], there: Callable[[], None] | None) -> None:
+        self.roads[host].carry(message, vector, there)
 
-    def _options(self) -> list[Option]:
-        n, found = self.size, list[Option]()
-        for rank, worker in enumerate(self.workers):
-            turn, line = worker.turn, worker.line
-            if not turn.is_done:
-                if turn.until():
-                    found.append(Option(rank, self._paces[rank], turn.go))
-                elif turn.looks_up and turn.looked_at != self.posted:
-                    found.append(Option(rank, 1, lambda turn=turn: self._look_up(turn)))  # type: ignore[misc]
-            if line.up:
-                found.append(Option(n + rank, self._ups[rank], lambda w=worker: self._hear(w)))  # type: ignore[misc]
-            if line.down:
-                found.append(Option(2 * n + rank, self._downs[rank], line.arrive))
-            if worker.is_dead and not line.up and not worker.has_left:
-                found.append(Option(n + rank, self._ups[rank], lambda w=worker: self._leave(w)))  # type: ignore[misc]
-            if worker.stream.asked and not worker.is_dead:
-                found.append(Option(3 * n + rank, self._streams[rank], worker.stream.work))
-            if worker.unheard and worker.unheard._is_due(worker.unheard._messages[0]):
-                act = lambda w=worker: self._act(w, w.unheard.due())  # noqa: E731
-                found.append(Option(4 * n + rank, 20, act))
-        if self.adders.queue:
-            found.append(Option(5 * n, self._adding, self._add))
-        if any(one.replies and one.replies[0].is_ready for one in self.books.clients.values()):
-            found.append(Option(5 * n + 1, self._flushing, self._flush))
-        if self.server is not None and self.server.wakes_s is not None and not (self._has_looked and self._is_idle):
-            found.append(Option(5 * n + 2, 3, self._wake))
-        if self.case.dies is not None:
-            one = self.workers[self.case.dies]
-            if not one.is_dead and not one.turn.is_done:
-                found.append(Option(5 * n + 3, 1, one.die))
-            elif one.is_dead:
-                found.append(Option(5 * n + 3, 1, self._give_up))
-        found.sort(key=lambda one: one.who)
-        return found
+    def hear_host(self, other: Table, message: Any, value: Expression | None) -> None:
+        server = self.server
+        if isinstance(message, say.Opened):
+            self._opened.add(other.name)
+        elif isinstance(message, say.Shut):
+            self._opened.discard(other.name)
+        if server is None or self.is_closed:
+            return
+        if isinstance(message, say.Opened):
+            server.others.opened(other.name)
+        elif isinstance(message, say.Shut):
+            server.others.shut(other.name)
+        else:
+            server.hear_host(server.others.hosts.index(other.name), message, value)
+        self.went_on()
+
+    # What happens here.
 
     @property
-    def _is_idle(self) -> bool:
-        """The host process only looks where everybody is."""
-        return isinstance(self.server, ChannelServer) and self.server._referee.deadline_s is None
+    def can_flush(self) -> bool:
+        if self.server is None or self.is_closed:
+            return False
+        others = self.server.others
+        goes = any(
+            value is None or all(total.is_made for total in value.totals)
+            for host in others._open - others._gone
+            for _, value in others._held[host]
+        )
+        return goes or any(one.replies and one.replies[0].is_ready for one in self.books.clients.values())
 
-    def _give_up(self) -> None:
-        """The others have heard that one has died."""
-        self._is_given_up = True
+    @property
+    def wakes(self) -> bool:
+        """Whether time brings something; where the host process only looks where everybody is, it has found that."""
+        if self.server is None or self.server.wakes_s is None:
+            return False
+        referee = getattr(self.server, "_referee", None)
+        return not (self.has_looked and referee is not None and referee.deadline_s is None)
 
-    def _look_up(self, turn: Turn) -> None:
-        turn.looked_at = self.posted
-        turn.go(looks=True)
-
-    def _add(self) -> None:
+    def add(self) -> None:
         self.adders.work()
-        self._went_on()
+        self.went_on()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         assert self.server is not None
         assert self.server.wakes_s is not None
-        self.now_s = max(self.now_s, self.server.wakes_s)
-        self._has_looked = True
-        self.server.silence(self.now_s)
-        self._went_on()
+        self._play.now_s = max(self._play.now_s, self.server.wakes_s)
+        self.has_looked = True
+        self.server.silence(self._play.now_s)
+        self.went_on()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         assert self.server is not None
         self.server.flush()
-        for worker in self.workers if self._chooser.prompt else ():
+        for worker in self._play.workers if self._play.is_prompt else ():
             while worker.line.down:
                 worker.line.arrive()
 
-    def _went_on(self) -> None:
+    def went_on(self) -> None:
         """After everything that the host process does."""
-        if self._chooser.prompt and self.server is not None:
-            self._flush()
+        if self._play.is_prompt and self.server is not None and not self.is_closed:
+            self.flush()
         taken = [slot for client in self.books.clients.values() for slot in client.granted]
         taken += [*self.books.aside, *(one.total.slot for one in self.adders.queue if one.total.slot is not None)]
         insist(len(taken) == len(set(taken)), "no slot is given to two")
 
-    def _hear(self, worker: Worker) -> None:
-        (message,) = say.Inbox().feed(worker.line.up.popleft())
-        self._act(worker, worker.unheard.come(message))
-
-    def _act(self, worker: Worker, messages: Iterator[Any]) -> None:
-        self.now_s += 0.001 * self._chooser.draw.random()
+    def act(self, worker: Worker, messages: Iterator[Any]) -> None:
         for message in messages:
-            self._has_looked = False
+            for table in self._play.tables:
+                table.has_looked = False
             if isinstance(message, say.OpenChannel):
-                if self.server is None:
-                    plan, books = message.plan, self.books
-                    others = Counterparts(KEY, [], self.size, "", lambda host, message, vector, there: None)
-                    if plan["what"] == "weights":
-                        self.server = WeightsServer(KEY, plan, others, books)
-                    else:
-                        self.server = ChannelServer(KEY, plan, others, books, _is_nowhere)
-                self.server.open(message, lambda answer: self._send(worker, answer))
+                self._open(worker, message)
             elif isinstance(message, say.Close):
-                self._leave(worker)
+                self.leave(worker)
             else:
                 assert self.server is not None
                 self.server.hear(worker.rank, self._stamped(worker.rank, message))
-        self._went_on()
+        self.went_on()
 
-    def _leave(self, worker: Worker) -> None:
+    def _open(self, worker: Worker, message: say.OpenChannel) -> None:
+        if self.server is None:
+            plan, size = message.plan, self._play.size
+            others = Counterparts(KEY, plan["homes"], size, self.name, self._carry)
+            if plan["what"] == "weights":
+                self.server = WeightsServer(KEY, plan, others, self.books)
+            else:
+                self.server = ChannelServer(KEY, plan, others, self.books, _is_nowhere)
+            for name in self._opened:
+                others.opened(name)
+            for host in others.others:
+                self._carry(others.hosts[host], say.Opened(KEY), (), None)
+        self.server.open(message, lambda answer: self._send(worker, answer))
+
+    def leave(self, worker: Worker) -> None:
         if not worker.has_left and self.server is not None:
             worker.has_left = True
             self.server.leave(worker.rank)
-            if self.server.all_have_left:
-                self.server.close()
-                self._is_closed = True
-                being_made = [one.total.slot for one in self.adders.queue]
-                insist(not being_made, f"memory goes back while sums are made there: {being_made}")
+
+    @property
+    def can_close(self) -> bool:
+        return self.server is not None and self.server.all_have_left and not self.is_closed
+
+    def close(self) -> None:
+        assert self.server is not None
+        others = self.server.others
+        for host in others.others:
+            self._carry(others.hosts[host], say.Shut(KEY), (), None)
+        self.server.close()
+        self.is_closed = True
+        being_made = [one.total.slot for one in self.adders.queue]
+        insist(not being_made, f"memory goes back while sums are made there: {being_made}")
 
     def _stamped(self, rank: int, message: Any) -> Any:
         """With what lies in its slots now, which is to lie there until nobody needs it."""
@@ -999,6 +1015,145 @@ class Play:
         (answer,) = say.Inbox().feed(say.packed(answer))
         given: Any = [([(Place.of(slot, stamps[slot]), f) for slot, f in refs], said) for refs, said in answer.given]
         worker.line.down.append(answer._replace(given=given))
+
+
+class Play:
+    """The tables of the host processes, their workers, and everything that is on its way between them."""
+
+    def __init__(self, case: Case, chooser: Chooser, seed: int = 0) -> None:
+        self.case, self.seed, self.size, self._chooser = case, seed, case.size, chooser
+        self.whom = everyone(case.size) if case.whom is None else case.whom
+        self.now_s, self.is_prompt = 0.0, chooser.prompt
+        self.facts: dict[object, dict[int, Any]] = {}
+        self.posted = self._happened = self._came = self.all_came_at = 0
+        draw = chooser.draw
+        at_once = 0.0 if chooser.prompt else draw.choice([0.0, 0.5, 1.0])
+        hosts = range(max(case.homes, default=0) + 1)
+        self.tables = [Table(self, host, lambda: draw.random() < at_once) for host in hosts]
+        for one in self.tables:
+            one.roads = {other.name: Road(one, other) for other in self.tables if other is not one}
+        self._is_given_up = False
+        n = self.size
+        # Some are slow, or their messages are; so may the adders be.
+        self._paces = case.paces or tuple(draw.choice([2, 10, 60]) for _ in range(n))
+        self._ups, self._downs, self._streams = ([draw.choice([3, 20, 60]) for _ in range(n)] for _ in range(3))
+        self._adding, self._flushing = draw.choice([2, 20, 60]), draw.choice([10, 60])
+        self._words, self._vectors = ([draw.choice([2, 20, 60]) for _ in hosts] for _ in range(2))
+        kind = AtWeights if case.rules is None else AtChannel
+        self.workers: list[Any] = []
+        for rank in range(n):
+            self.workers.append(kind(self, rank))
+
+    @property
+    def books(self) -> Books:
+        """Of the first host."""
+        return self.tables[0].books
+
+    @property
+    def arena(self) -> Arena:
+        """Of the first host."""
+        return self.tables[0].arena
+
+    def comes(self) -> None:
+        """A worker has opened the channel."""
+        self._came += 1
+        if self._came == self.size:
+            self.all_came_at = self._happened - 1
+
+    def post(self, name: object, rank: int, said: Any) -> None:
+        self.facts.setdefault(name, {})[rank] = said
+        self.posted += 1
+
+    # What happens.
+
+    def run(self) -> None:
+        with ExitStack() as stack:
+            clock = SimpleNamespace(monotonic=lambda: self.now_s)
+            for module in (channel_client, channel_server, weights_client, weights_server, waiter):
+                stack.enter_context(patch.object(module, "time", clock))
+            for worker in self.workers:
+                stack.callback(worker.turn.end)
+            while not all(table.is_closed for table in self.tables) and not self._is_given_up:
+                self._happened += 1
+                insist(self._happened < MOST_EVENTS, f"this does not end: {self._where()}")
+                options = self._options()
+                insist(bool(options), f"nobody can go on: {self._where()}")
+                options[self._chooser.choose(options)].do()
+        for worker in self.workers:
+            if not worker.is_dead and not self._is_given_up:
+                worker.stream.synchronize()
+            worker.table.leave(worker)
+        for table in self.tables:
+            if table.can_close:
+                table.close()
+            insist(table.arena.back == table.arena.taken, "all memory has gone back")
+
+    def _options(self) -> list[Option]:
+        n, found = self.size, list[Option]()
+        for rank, worker in enumerate(self.workers):
+            turn, line = worker.turn, worker.line
+            if not turn.is_done:
+                if turn.until():
+                    found.append(Option(rank, self._paces[rank], turn.go))
+                elif turn.looks_up and turn.looked_at != self.posted:
+                    found.append(Option(rank, 1, lambda turn=turn: self._look_up(turn)))  # type: ignore[misc]
+            if line.up:
+                found.append(Option(n + rank, self._ups[rank], lambda w=worker: self._hear(w)))  # type: ignore[misc]
+            if line.down:
+                found.append(Option(2 * n + rank, self._downs[rank], line.arrive))
+            if worker.is_dead and not line.up and not worker.has_left:
+                leave = lambda w=worker: w.table.leave(w)  # noqa: E731
+                found.append(Option(n + rank, self._ups[rank], leave))
+            if worker.stream.asked and not worker.is_dead:
+                found.append(Option(3 * n + rank, self._streams[rank], worker.stream.work))
+            if worker.unheard and worker.unheard._is_due(worker.unheard._messages[0]):
+                act = lambda w=worker: self._act(w, w.unheard.due())  # noqa: E731
+                found.append(Option(4 * n + rank, 20, act))
+        for table in self.tables:
+            found += self._options_of(table, 5 * n + 8 * table.host)
+        if self.case.dies is not None:
+            one = self.workers[self.case.dies]
+            if not one.is_dead and not one.turn.is_done:
+                found.append(Option(5 * n + 3, 1, one.die))
+            elif one.is_dead:
+                found.append(Option(5 * n + 3, 1, self._give_up))
+        found.sort(key=lambda one: one.who)
+        return found
+
+    def _options_of(self, table: Table, first: int) -> list[Option]:
+        found, h = list[Option](), table.host
+        if table.adders.queue:
+            found.append(Option(first, self._adding, table.add))
+        if table.can_flush:
+            found.append(Option(first + 1, self._flushing, table.flush))
+        if table.wakes:
+            found.append(Option(first + 2, 3, table.wake))
+        for road in table.roads.values():
+            if road.words:
+                found.append(Option(first + 4, self._words[h], road.next_word))
+            if road.vectors:
+                found.append(Option(first + 5, self._vectors[h], road.next_vector))
+            if road.acknowledged:
+                found.append(Option(first + 6, self._words[h], road.next_acknowledgement))
+        if table.can_close and table.server is not None and table.server.others.is_through:
+            found.append(Option(first + 7, 60, table.close))
+        return found
+
+    def _give_up(self) -> None:
+        """The others have heard that one has died."""
+        self._is_given_up = True
+
+    def _look_up(self, turn: Turn) -> None:
+        turn.looked_at = self.posted
+        turn.go(looks=True)
+
+    def _hear(self, worker: Worker) -> None:
+        (message,) = say.Inbox().feed(worker.line.up.popleft())
+        self._act(worker, worker.unheard.come(message))
+
+    def _act(self, worker: Worker, messages: Iterator[Any]) -> None:
+        self.now_s += 0.001 * self._chooser.draw.random()
+        worker.table.act(worker, messages)
 
     def _where(self) -> str:
         said = [

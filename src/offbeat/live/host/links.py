@@ -383,7 +383,8 @@ class Links:
             elif not line.is_proved:
                 self._greet(line)
             else:
-                self._read(line)
+                with contextlib.suppress(BlockingIOError):
+                    self._read(line)
                 if line.is_open and line.sends > 0:
                     self._write(line)
         except BlockingIOError:

@@ -47,8 +47,6 @@ class Line:
         self._shown = self.arena.bytes_at(self.page, WORDS_AT)
         self._sequence = 0
         self._inbox = Inbox()
-        self._poll = select.poll()
-        self._poll.register(self._socket, select.POLLIN)
         self._heard: dict[str, deque[Any]] = {}
         self._ends_waits: dict[str, Callable[[Any], bool]] = {}
         self._words = list(range(WORDS))
@@ -96,7 +94,9 @@ class Line:
     def _read(self, seconds: float) -> bool:
         """Hear what has come, or what comes first within so long. Whether there is news that ends a wait."""
         found = False
-        while self._poll.poll(seconds * 1e3):
+        poll = select.poll()  # of this call's own: it cannot be shared among threads
+        poll.register(self._socket, select.POLLIN)
+        while poll.poll(seconds * 1e3):
             with self._lock:
                 try:
                     data = self._socket.recv(READ_BYTES, socket.MSG_DONTWAIT)
