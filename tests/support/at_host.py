@@ -615,7 +615,9 @@ class Worker:
         raise NotImplementedError
 
     def opened(self, plan: dict[str, Any], spares: bool = False) -> say.OpenChannel:
-        plan = {**plan, "run": "run", "size": self.play.size, "homes": [str(home) for home in self.play.case.homes]}
+        homes = [str(home) for home in self.play.case.homes]
+        size = self.play.size
+        plan = {**plan, "run": "run", "size": size, "members": list(range(size)), "homes": homes, "all_write": True}
         return say.OpenChannel(KEY, self.rank, plan, 0, True, spares, 0)
 
     def makes(self) -> float:

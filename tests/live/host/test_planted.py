@@ -239,7 +239,11 @@ FAULTS: dict[str, tuple[Plant, str, str]] = {
     "a release is counted too far": (a_release_too_far, "late gradients", OVERWRITTEN),
     "a worker releases what it has only heard of": (released_as_soon_as_heard, "late gradients", OVERWRITTEN),
     "messages of a worker overtake each other": (messages_that_overtake, "gradients", STUCK),
-    "messages pass one that waits for a GPU": (messages_that_pass_one_that_waits, "gradients of a late GPU", STUCK),
+    "messages pass one that waits for a GPU": (
+        messages_that_pass_one_that_waits,
+        "gradients of a late GPU",
+        f"{STUCK}|IndexError",
+    ),
     "messages are heard before a GPU has written": (
         always(process.Unheard, "_is_due", lambda self, message: True),
         "gradients of a late GPU",

@@ -54,7 +54,7 @@ class Transport:
         gpus.post(board, gpus.here(devices))
         waiter.until(lambda: gpus.all_have_posted(board), "the others to attach")
         self._equipment = gpus.posted(board)
-        self.line = None if of_shards else board.line  # where rounds and visits are the host process's
+        self.line = board.line  # where rounds and visits are the host process's
         self.in_step: InStep | None = None
         if board.line is not None:
             self.in_step = InStep(board.line, board, waiter.patience_s, self.common_gpu, self.carriers)
@@ -80,6 +80,8 @@ class Transport:
     def common_gpu(self, tensors: Sequence[Tensor]) -> str:
         """The only GPU on which vectors lie that look like these, on all ranks; "": there is no such GPU."""
         gpus = {gpu for own in self._equipment for gpu in own.gpus}
+        if len(set(self.homes)) > 1:
+            return ""
         alone = all(t.is_cuda for t in tensors) and len({t.device for t in tensors}) == 1 and len(gpus) == 1
         return next(iter(gpus)) if alone and hosts.wanted() in (None, "ipc") and not hosts.gpu_each() else ""
 

@@ -28,6 +28,7 @@ class Island:
         """All ranks come here, each with the ranks of its island; ``world`` is needed no longer then."""
         self.islands = islands = _tiling(world, own, Waiter(world, patience_s))
         rank, store, name = world.rank, world.store("islands"), world.name
+        self.world, self.homes = name, world.homes  # the names of all ranks' hosts, where there are several
         self.number = next(k for k, ranks in enumerate(islands) if rank in ranks)
         self.shard = islands[self.number].index(rank)
         self.size = len(islands[0])
@@ -57,6 +58,13 @@ class Island:
         self.inside.agree({}, patience_s)
         if self.size > 1:
             self._group = Group("inside", tuple(range(self.size)), self.inside, self.waiter)
+
+    def told(self, name: str, text: str) -> list[str]:
+        """What the ranks of the island say under that name, when all have."""
+        names = [f"{name}/{shard}" for shard in range(self.size)]
+        self.inside.publish(names[self.shard], text)
+        self.waiter.until(lambda: all(self.inside.published(one) is not None for one in names), "this island's ranks")
+        return [self.inside.published(one) or "" for one in names]
 
     def worker_of(self, rank: int) -> int:
         """The number of a rank's island."""

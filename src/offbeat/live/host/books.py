@@ -36,10 +36,15 @@ class Reply(NamedTuple):
 
 
 class ClientRecord:
-    """A worker at a channel, or at shared weights."""
+    """A rank at a channel, or at shared weights.
 
-    def __init__(self, key: str, worker: int, send: Send, log: list[Event] | None) -> None:
-        self.key, self.worker, self.log, self._send = key, worker, log, send
+    Where several ranks are one worker, its first rank's record is the worker's: ``mates`` are the others'. They are
+    told the same, and any of them may be reading what the worker has submitted. ``writes``: it is told of slots.
+    """
+
+    def __init__(self, key: str, worker: int, send: Send, log: list[Event] | None, writes: bool = True) -> None:
+        self.key, self.worker, self.log, self._send, self._writes = key, worker, log, send, writes
+        self.mates: Sequence[ClientRecord] = ()
         self.replies: deque[Reply] = deque()
         self.news: list[Any] = []
         self.told = 0  # results that it has heard are over
@@ -56,8 +61,20 @@ class ClientRecord:
         if slot not in self.granted:
             raise ValueError(f"slot {slot} was not granted to worker {self.worker}")
         self.granted.discard(slot)
-        self.own = Expression([(Written(slot), 1.0)])
-        return self.own.clone()
+        own = Expression([(Written(slot), 1.0)])
+        for one in self.ranks:
+            one.own = own
+        return own.clone()
+
+    @property
+    def ranks(self) -> list[ClientRecord]:
+        """All that are this worker."""
+        return [self, *self.mates]
+
+    def reads_nothing_own(self) -> None:
+        """Nothing is read of what the worker has submitted before."""
+        for one in self.ranks:
+            one.own = None
 
     def release(self, upto: int) -> None:
         """It reads nothing more of the answers up to this one, nor of what it has submitted before."""
@@ -65,9 +82,17 @@ class ClientRecord:
         while self._unreleased and self._unreleased[0][0] <= upto:
             self._unreleased.popleft()
 
+    def tell(self, news: Any) -> None:
+        """With the next answer, to all ranks that bring something."""
+        for one in self.ranks:
+            if one._writes:
+                one.news.append(news)
+
     def grant(self, slot: int) -> None:
         self.granted.add(slot)
-        self._new_grants.append(slot)
+        for one in self.ranks:
+            if one._writes:
+                one._new_grants.append(slot)
 
     def flush(self, memory: SlotMemory) -> None:
         """Send what can be sent."""
@@ -163,7 +188,15 @@ class Books:
             self.make(vector)
 
     def reply(self, client: ClientRecord, reply: Reply) -> None:
-        client.replies.append(reply)  # first: a slot that is taken from now on is none that it tells of
+        """Tell a worker, all its ranks."""
+        for one in client.ranks:
+            one.replies.append(reply)  # first: a slot that is taken from now on is none that it tells of
+        for vector, _ in reply.vectors:
+            self.make(vector)
+
+    def reply_to(self, rank: int, reply: Reply) -> None:
+        """Tell one rank of a worker what it alone has asked."""
+        self.clients[rank].replies.append(reply)
         for vector, _ in reply.vectors:
             self.make(vector)
 

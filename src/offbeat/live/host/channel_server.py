@@ -145,6 +145,7 @@ class ChannelServer(MeetingServer):
         self._elsewhere = elsewhere
         wait, *settings = plan["rules"]
         self._rules, self.nodes = Rules(_rule(wait), *settings), Nodes(*plan["nodes"])
+        self.worker_of = {rank: number // others.of for number, rank in enumerate(plan["members"])}
         self._first_round = int(plan["first_round"])
         self._referee: Referee | None = None
         if others.decides:
@@ -173,8 +174,7 @@ class ChannelServer(MeetingServer):
 
     # Those who come and leave.
 
-    def open(self, message: say.OpenChannel, send: Send) -> None:
-        worker = message.worker
+    def seat(self, worker: int, message: say.OpenChannel, send: Send) -> ClientRecord:
         if message.spares and self._rules.spares:
             self._spares.can(worker)
         log: list[Event] | None = [] if message.logs else None
@@ -189,31 +189,41 @@ class ChannelServer(MeetingServer):
             log=log,
         )
         client = self._clients[worker] = Seated(self.key, worker, send, log, seat)
-        self._books.clients[worker] = client
-        self._books.grant(client)
+        return client
+
+    def greet(self, client: Seated) -> None:
         self._reply(client, "open")
 
-    def waits_for(self, worker: int) -> tuple[int, int]:
+    def waits_for(self, rank: int) -> tuple[int, int]:
         """How many results it has heard of, and how many it waits for."""
-        client = self._clients.get(worker)
+        client = self._clients.get(rank // self.others.of)
         return (0, 0) if client is None else (client.told, client.waits_for)
 
     # Messages.
 
-    def hear(self, worker: int, message: Any) -> None:
+    def hear_one(self, rank: int, message: Any) -> bool:
         self._looked_s = time.monotonic()
-        if isinstance(message, say.RoundsAhead):
-            self._rounds.learn(message.first, message.rounds)
-            self._go_on()
-        elif isinstance(message, say.FirstDeposit):
-            client = self._clients[worker]
-            if message.slot >= 0:
-                client.seat.tray.deposit(client.written(message.slot), Deposit(-1, self._first_round))
-                self._books.grant(client)
-            self._reply(client)
-            self.has_come(worker)
-        else:
-            super().hear(worker, message)
+        match message:
+            case say.RoundsAhead():
+                self._rounds.learn(message.first, message.rounds)
+                self._go_on()
+            case say.Nothing():
+                self._interrupt(self._clients[rank // self.others.of])
+            case say.Owed():
+                owed = cast("Expression | None", self._clients[rank // self.others.of].seat.tray.owed())
+                given = [] if owed is None else [(owed, None)]
+                results = self._clients[rank // self.others.of].seat.results
+                self._books.reply_to(rank, Reply("owed", None, results, [], given))
+            case _:
+                return False
+        return True
+
+    def begin(self, worker: int, message: say.FirstDeposit) -> None:
+        client = self._clients[worker]
+        if message.slot >= 0:
+            client.seat.tray.deposit(client.written(message.slot), Deposit(-1, self._first_round))
+            self._books.grant(client)
+        self._reply(client)
 
     def hear_host(self, host: int, message: Any, value: Expression | None) -> None:
         match message:
@@ -252,9 +262,6 @@ class ChannelServer(MeetingServer):
         return self._referee
 
     def hear_in_time(self, worker: int, message: Any) -> None:
-        if isinstance(message, say.Release):
-            self._clients[worker].release(message.released)
-            return
         if self._referee is not None:
             self._begin(self._is_here(worker), worker)
         self._do(self._clients[worker], message)
@@ -272,27 +279,26 @@ class ChannelServer(MeetingServer):
         seat, worker = client.seat, client.worker
         match message:
             case say.Submit(slot=slot, step=step, taken=-1):
-                client.release(message.released)
                 self._offer(client, slot, step)
             case say.Submit(slot=slot, step=step, taken=taken):
-                client.release(message.released)
                 self._hand_in(client, slot, step, taken)
             case say.Renew(slot=slot):
                 self._tell(worker, seat.renew(client.written(slot)))
-                client.own = None
+                client.reads_nothing_own()
                 self._books.grant(client)
                 self._reply(client)
             case say.NextResult():
-                client.release(message.released)
                 self._call_when(client, lambda: self._next(client), seat.place.taken + 1)
-            case say.Nothing():  # waits no longer; what has been answered is on its way
+            case say.NoMore():
                 if client.put_off:  # what it has handed in is not forgotten
                     client.stops = True
-                elif client.wake is not None or client.looks_ahead:
-                    client.wake, client.looks_ahead = None, False
-                    self._reply(client, "nothing")
+                else:
+                    self._interrupt(client)
             case say.Newest():
                 self._reply(client, "newest", seat.show())
+            case say.Through():
+                is_told = not any(one.replies for one in client.ranks)
+                self._reply(client, "through", about=is_told and (client.wake is None or client.looks_ahead))
             case say.Spare():
                 self._keep(client, message.upto, message.vectors, message.said)
             case say.Finished():
@@ -304,19 +310,20 @@ class ChannelServer(MeetingServer):
             case say.Back():
                 self._count(client, lambda rounds: self._reply(client, "started", about=rounds))
             case say.CatchUp(results=results):
-                client.release(message.released)
                 if self._rules.pool is None:
                     self._call_when(client, lambda: self._catch_up(client, results), results)
                 else:  # others may have drawn it since it was told; by now nobody draws any more
                     self._count(
                         client, lambda own: self._call_when(client, lambda: self._catch_up(client, results), own)
                     )
-            case say.Owed():
-                owed = cast("Expression | None", seat.tray.owed())
-                given = [] if owed is None else [(owed, None)]
-                self._books.reply(client, Reply("owed", None, seat.results, [], given))
             case _:
                 raise ValueError(f"a channel does not know what to do with {message}")
+
+    def _interrupt(self, client: Seated) -> None:
+        """It waits no longer. What has been answered is on its way."""
+        if client.wake is not None or client.looks_ahead:
+            client.wake, client.looks_ahead = None, False
+            self._reply(client, "nothing")
 
     def _count(self, client: Seated, go: Callable[[int], None]) -> None:
         """It is back; ``go`` hears how many rounds have started that it has a part in."""
@@ -333,7 +340,7 @@ class ChannelServer(MeetingServer):
 
     def _offer(self, client: Seated, slot: int, step: int) -> None:
         worker, seat, mine = client.worker, client.seat, client.written(slot)
-        client.own = None  # it waits, and reads nothing
+        client.reads_nothing_own()  # it waits
 
         def deposit() -> None:
             self._ask_for_spare(client)
@@ -545,7 +552,7 @@ class ChannelServer(MeetingServer):
         now, told = time.monotonic(), [(r, tuple(share)) for r, share in shares.items()]
         for r, one in block.given.items():
             if self._clients[r].seat.deliver(outcome, one):
-                self._clients[r].news.append((version, block.started_by, told, members, now))
+                self._clients[r].tell((version, block.started_by, told, members, now))
         if block.flush:
             self._is_flushed()
             return

@@ -16,6 +16,7 @@ import contextlib
 import hmac
 import json
 import os
+import secrets
 import selectors
 import socket
 import struct
@@ -351,7 +352,8 @@ class Host:
             connection.send(say.Refused(message.key, f"{type(error).__name__}: {error}"))
 
     def _server(self, key: str, plan: dict[str, Any]) -> Server:
-        others = Counterparts(key, plan["homes"], int(plan["size"]), self._name, self._carry)
+        of = int(plan.get("of", 1))
+        others = Counterparts(key, plan["homes"], int(plan["size"]), self._name, self._carry, of)
         if plan["what"] == "facts":
             return FactsServer(key, plan, others, self._doing)
         if plan["what"] == "bell":
@@ -359,9 +361,9 @@ class Host:
         kinds = [(getattr(torch, name), int(n)) for name, n in plan["kinds"]]
         memory: SlotMemory
         if plan["gpu"]:
-            memory = DeviceSlots(self._arena, kinds, int(plan["parameters"]), _gpu(plan["gpu"], kinds))
+            memory = DeviceSlots(self._arena, kinds, int(plan["notes"]), _gpu(plan["gpu"], kinds))
         else:
-            memory = SlotMemory(self._arena, kinds, int(plan["parameters"]))
+            memory = SlotMemory(self._arena, kinds, int(plan["notes"]))
         books = Books(self._arena, memory, self._adders)
         if plan["what"] == "weights":
             return WeightsServer(key, plan, others, books)
@@ -375,16 +377,18 @@ class Host:
         try:
             if isinstance(message, say.Listen):
                 if self._links is None:
-                    self._name = message.name
+                    # Another one each time: the host process before this one may not have been given up everywhere.
+                    self._name = f"{message.name}-{secrets.token_hex(4)}"
                     self._links = Links(
-                        message.name,
+                        self._name,
                         message.secret.encode(),
                         self._selector,
                         self._hear_host,
                         self._room,
                         self._lose,
                     )
-                connection.send(say.Listening(message.key, *self._links.listen(message.address, message.port)))
+                address, port = self._links.listen(message.address, message.port)
+                connection.send(say.Listening(message.key, self._name, address, port))
             else:
                 assert self._links is not None, "other hosts are told of after this one listens"
                 for name, address, port in message.hosts:
@@ -457,13 +461,14 @@ class Host:
     # What workers are doing.
 
     def _elsewhere(self, server: ChannelServer, worker: int) -> Elsewhere:
-        """Where a worker is, apart from this channel, by what its page shows and what is known here."""
-        connection = next((one for one in self._connections if one.workers.get(server.key) == worker), None)
+        """Where a worker is, apart from this channel, by what its first rank's page shows and what is known here."""
+        first = worker * server.others.of
+        connection = next((one for one in self._connections if one.workers.get(server.key) == first), None)
         if connection is None:
             return Elsewhere()
         page = read_page(self._arena, connection.page)
         met = {
-            name: (count, tuple(sorted({server.nodes.of(rank) for rank in ranks})))
+            name: (count, tuple(sorted({server.worker_of[rank] for rank in ranks if rank in server.worker_of})))
             for name, (count, ranks) in page.get("met", {}).items()
             if not name.startswith(f"{server.run}/")
         }

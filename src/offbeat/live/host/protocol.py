@@ -24,14 +24,18 @@ Ref = tuple[int, float]  # a slot, and what it counts
 
 
 class Hello(NamedTuple):
-    """The first message. ``page``: which page of the arena is this worker's; −1: the host process chooses."""
+    """The first message."""
 
     token: str
     rank: int
 
 
 class OpenChannel(NamedTuple):
-    """A worker comes to a channel, or to shared weights. What all of them must agree on is in ``plan``."""
+    """A rank comes to a channel, or to shared weights. What all of them must agree on is in ``plan``.
+
+    ``worker``: its number there. Where several ranks are one worker, they have numbers one after the other, and what
+    they say after this is heard when all of them have said it.
+    """
 
     key: str
     worker: int
@@ -90,7 +94,19 @@ class NextResult(NamedTuple):
 
 
 class Nothing(NamedTuple):
-    """The worker waits for results no longer."""
+    """The worker waits for results no longer: one of its ranks says so for all."""
+
+    key: str
+
+
+class NoMore(NamedTuple):
+    """The worker, which looks ahead, wants to hear of no more results."""
+
+    key: str
+
+
+class Through(NamedTuple):
+    """Would a deposit now wait for nothing? Asked where the ranks of a worker are to hear the same."""
 
     key: str
 
@@ -332,9 +348,10 @@ class OtherHosts(NamedTuple):
 
 
 class Listening(NamedTuple):
-    """The host process's answer."""
+    """The host process's answer: as whom the other hosts' know it, and where."""
 
     key: str
+    name: str
     address: str
     port: int
 
@@ -546,6 +563,8 @@ KINDS: tuple[type[Any], ...] = (
     Renew,
     NextResult,
     Nothing,
+    NoMore,
+    Through,
     Newest,
     Finished,
     Stands,

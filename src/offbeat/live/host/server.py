@@ -10,12 +10,13 @@ message says which exchange, round or visit it belongs to, and nothing is known 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from offbeat.live.host import protocol as say
-from offbeat.live.host.books import Books, Send
+from offbeat.live.host.books import Books, ClientRecord, Send
 from offbeat.live.host.ledger import Expression, Sum, Written
 
 if TYPE_CHECKING:
@@ -29,17 +30,18 @@ Carry = Callable[[str, Any, Sequence[memoryview], "Callable[[], None] | None"], 
 class Counterparts:
     """The servers of one channel at all hosts of its workers.
 
-    ``homes``: the name of each worker's host; none are named where all are on this one. Hosts are numbered in the order
-    of their first workers. ``carry`` takes a message to another host, with the memory of its vector, and calls when it
-    is there.
+    ``homes``: the name of each rank's host; none are named where all are on this one. Hosts are numbered in the order
+    of their first ranks. ``of``: so many ranks, one after the other and on one host, are a worker. ``carry`` takes a
+    message to another host, with the memory of its vector, and calls when it is there.
     """
 
-    def __init__(self, key: str, homes: Sequence[str], size: int, me: str, carry: Carry) -> None:
+    def __init__(self, key: str, homes: Sequence[str], size: int, me: str, carry: Carry, of: int = 1) -> None:
         self._key, self._carry = key, carry
         self.hosts = tuple(dict.fromkeys(homes)) or (me,)
         self.me = self.hosts.index(me)
-        self.home_of = [self.hosts.index(home) for home in homes] or [0] * size
-        self.here = [worker for worker, home in enumerate(self.home_of) if home == self.me]
+        numbers = [self.hosts.index(home) for home in homes] or [0] * size
+        self.of, self.home_of = of, numbers[::of]  # of each worker
+        self.here = [rank for rank, home in enumerate(numbers) if home == self.me]  # the ranks that come here
         self.others = [host for host in range(len(self.hosts)) if host != self.me]
         self._open: set[int] = set()
         self._gone: set[int] = set()  # closed again, or lost
@@ -101,8 +103,31 @@ class Counterparts:
         return [*held, *self._on_their_way]
 
 
+class Unison:
+    """What ranks say that are one worker, ``of`` each: it is heard when all of them have said it.
+
+    They run the same text, so each says the same in the same order: the n-th message of one is the n-th of the others.
+    """
+
+    def __init__(self, of: int) -> None:
+        self._of, self._said = of, dict[int, list[deque[Any]]]()
+
+    def say(self, rank: int, message: Any) -> tuple[int, Any] | None:
+        """What is heard now, if something is: the worker, and what its first rank has said."""
+        worker, number = divmod(rank, self._of)
+        said = self._said.setdefault(worker, [deque() for _ in range(self._of)])
+        said[number].append(message)
+        if not all(said):
+            return None
+        first, *others = [one.popleft() for one in said]
+        for other in others:
+            if type(other) is not type(first):
+                raise ValueError(f"the ranks of worker {worker} say {first} and {other}; all must run the same steps")
+        return worker, first
+
+
 class Server:
-    """One channel of a run, or whatever else its workers have in common."""
+    """One channel of a run, or whatever else its workers have in common. Whoever comes and speaks is a *rank*."""
 
     wakes_s: float | None = None  # when it wants to be called, if nothing is heard before
 
@@ -111,10 +136,10 @@ class Server:
         self._left: set[int] = set()
 
     def open(self, message: say.OpenChannel, send: Send) -> None:
-        """A worker comes."""
+        """A rank comes."""
         raise NotImplementedError
 
-    def hear(self, worker: int, message: Any) -> None:
+    def hear(self, rank: int, message: Any) -> None:
         raise NotImplementedError
 
     def hear_host(self, host: int, message: Any, value: Expression | None) -> None:
@@ -125,9 +150,9 @@ class Server:
         """A slot for a vector that comes from another host; None: there are none of that length here."""
         return None
 
-    def leave(self, worker: int, ended: bool = False) -> None:
-        """A worker has left; ``ended``: with its process."""
-        self._left.add(worker)
+    def leave(self, rank: int, ended: bool = False) -> None:
+        """It has left; ``ended``: with its process."""
+        self._left.add(rank)
 
     @property
     def all_have_left(self) -> bool:
@@ -136,7 +161,7 @@ class Server:
     def lost(self, host: int, words: str) -> None:
         """Another host cannot be reached any more; ``words`` say why."""
 
-    def waits_for(self, worker: int) -> tuple[int, int]:
+    def waits_for(self, rank: int) -> tuple[int, int]:
         """How many results it has heard of, and how many it waits for. What is waited for in step, its page shows."""
         return 0, 0
 
@@ -189,10 +214,10 @@ class BookedServer(Server):
         self.others.send(host, message, value)  # first: a slot that is taken from now on is none of its own
         self._books.make(value)
 
-    def leave(self, worker: int, ended: bool = False) -> None:
-        super().leave(worker, ended)
-        if worker in self._books.clients:
-            self._books.clients[worker].replies.clear()
+    def leave(self, rank: int, ended: bool = False) -> None:
+        super().leave(rank, ended)
+        if rank in self._books.clients:
+            self._books.clients[rank].replies.clear()
 
     def flush(self) -> None:
         self._books.flush()
@@ -210,16 +235,62 @@ class MeetingServer(BookedServer):
         self._there: set[int] = set()
         self._all_are_there = False
         self._early: list[tuple[int, Any]] = []
+        self._unison = Unison(others.of)
+        self._opened: dict[int, list[tuple[say.OpenChannel, Send]]] = {}
+        self._all_write = bool(plan["all_write"])
 
-    def hear_in_time(self, worker: int, message: Any) -> None:
-        """A message of a worker's, when all are there."""
+    # The ranks of a worker.
+
+    def open(self, message: say.OpenChannel, send: Send) -> None:
+        worker, of = message.worker // self.others.of, self.others.of
+        opened = self._opened.setdefault(worker, [])
+        opened.append((message, send))
+        if len(opened) < of:
+            return
+        (first, send), *others = sorted(self._opened.pop(worker), key=lambda one: one[0].worker)
+        client = self.seat(worker, first, send)
+        client.mates = [ClientRecord(self.key, worker, send, None, self._all_write) for _, send in others]
+        for number, one in enumerate(client.ranks):
+            self._books.clients[worker * of + number] = one
+        self._books.grant(client)
+        self.greet(client)
+
+    def seat(self, worker: int, message: say.OpenChannel, send: Send) -> ClientRecord:
+        """A worker is there: its record, which is its first rank's."""
         raise NotImplementedError
 
-    def hear(self, worker: int, message: Any) -> None:
-        if self._all_are_there:
+    def greet(self, client: Any) -> None:
+        """The first answer to a worker."""
+        raise NotImplementedError
+
+    def hear(self, rank: int, message: Any) -> None:
+        if (released := getattr(message, "released", None)) is not None:
+            self._books.clients[rank].release(released)
+        if isinstance(message, say.Release) or self.hear_one(rank, message):
+            return
+        said = self._unison.say(rank, message)
+        if said is None:
+            return
+        worker, message = said
+        if isinstance(message, say.FirstDeposit):
+            self.begin(worker, message)
+            self.has_come(worker)
+        elif self._all_are_there:
             self.hear_in_time(worker, message)
         else:
             self._early.append((worker, message))
+
+    def hear_one(self, rank: int, message: Any) -> bool:
+        """Whether a message is one rank's own, and not its worker's; then it has been heard."""
+        return False
+
+    def begin(self, worker: int, message: say.FirstDeposit) -> None:
+        """What answers for a worker until its first step is there."""
+        raise NotImplementedError
+
+    def hear_in_time(self, worker: int, message: Any) -> None:
+        """What all ranks of a worker have said, when all workers are there."""
+        raise NotImplementedError
 
     def has_come(self, worker: int) -> None:
         """A worker of this host is there."""

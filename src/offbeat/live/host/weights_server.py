@@ -50,35 +50,29 @@ class WeightsServer(MeetingServer):
     def values(self) -> list[Expression]:
         return [one.y for one in self._sharers.values() if one.shared is not None]
 
-    def open(self, message: say.OpenChannel, send: Send) -> None:
-        client = Sharer(self.key, message.worker, send, [] if message.logs else None)
-        self._sharers[message.worker] = self._books.clients[message.worker] = client
-        self._books.grant(client)
+    def seat(self, worker: int, message: say.OpenChannel, send: Send) -> ClientRecord:
+        client = self._sharers[worker] = Sharer(self.key, worker, send, [] if message.logs else None)
+        return client
+
+    def greet(self, client: Sharer) -> None:
         self._books.reply(client, Reply("open", None, 0, [], ()))
 
-    def hear(self, worker: int, message: Any) -> None:
-        if isinstance(message, say.FirstDeposit):
-            me = self._sharers[worker]
-            me.shared = SharedVec(me.written(message.slot), me.log)
-            self._books.reply(me, Reply("heard", None, 0, [], ()))
-            self._books.grant(me)
-            self.has_come(worker)
-        else:
-            super().hear(worker, message)
+    def begin(self, worker: int, message: say.FirstDeposit) -> None:
+        me = self._sharers[worker]
+        me.shared = SharedVec(me.written(message.slot), me.log)
+        self._books.reply(me, Reply("heard", None, 0, [], ()))
+        self._books.grant(me)
 
     def hear_in_time(self, worker: int, message: Any) -> None:
         me = self._sharers[worker]
         assert me.shared is not None
         match message:
-            case say.Release():
-                me.release(message.released)
             case say.MeetPeer(peer=peer):
                 if peer in self._sharers:
                     self._meet(me, self._sharers[peer])
                 else:
                     self._visit(me, peer)
             case say.AddStep(slot=slot):
-                me.release(message.released)
                 me.shared.add(me.written(slot))
                 self._show(me)
                 self._books.shorten(me.y)

@@ -15,6 +15,7 @@ import mmap
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -117,24 +118,41 @@ def _punch(descriptor: int, offset: int, nbytes: int) -> None:
     libc.fallocate(descriptor, PUNCH_HOLE, ctypes.c_long(offset), ctypes.c_long(nbytes))
 
 
+class Shard(NamedTuple):
+    """Which part of a slot is a rank's: the parts ``first`` to ``last``, and the notes of ``number`` ``of`` so many."""
+
+    first: int
+    last: int
+    number: int
+    of: int
+
+
 class SlotMemory:
     """Slots for vectors of one kind, in a process that has mapped the arena; a slot is where it begins in there.
 
-    ``parameters``: of how many a slot notes whether they were used.
+    ``parameters``: of how many a slot notes whether they were used. ``shard``: what this process sees of each slot,
+    where the ranks of a worker have a part each; ``kinds`` are those of all of them.
     """
 
-    def __init__(self, mapping: Mapping, kinds: Kinds, parameters: int) -> None:
-        self._mapping, self.kinds, self.parameters = mapping, list(kinds), parameters
-        self.vector_bytes = vector_bytes(self.kinds)
-        self.slot_bytes = self.vector_bytes + parameters
+    def __init__(self, mapping: Mapping, kinds: Kinds, parameters: int, shard: Shard | None = None) -> None:
+        shard = shard or Shard(0, len(kinds), 0, 1)
+        self._mapping, self.kinds, self.parameters = mapping, list(kinds[shard.first : shard.last]), parameters
+        self.vector_bytes, self._begins = vector_bytes(self.kinds), vector_bytes(kinds[: shard.first])
+        self.whole_bytes = vector_bytes(kinds)
+        self.slot_bytes = self.whole_bytes + parameters * shard.of
+        self._notes_at = self.whole_bytes + parameters * shard.number
         self._vecs: dict[int, Vec] = {}
         self._notes: dict[int, NDArray[np.uint8]] = {}
 
     def vec(self, slot: int) -> Vec:
         found = self._vecs.get(slot)
         if found is None:
-            found = self._vecs[slot] = Vec(self._mapping.vector(slot, self.kinds))
+            found = self._vecs[slot] = Vec(self._mapping.vector(slot + self._begins, self.kinds))
         return found
+
+    def address(self, slot: int) -> int:
+        """Where in this process the vector begins."""
+        return int(self._mapping.bytes_at(slot + self._begins, 1).ctypes.data)
 
     def bytes_of(self, slot: int) -> memoryview:
         """All of it: the vector, and the note."""
@@ -143,9 +161,7 @@ class SlotMemory:
     def _note(self, slot: int) -> NDArray[np.uint8]:
         found = self._notes.get(slot)
         if found is None:
-            found = self._notes[slot] = self._mapping.bytes_at(
-                slot + self.slot_bytes - self.parameters, self.parameters
-            )
+            found = self._notes[slot] = self._mapping.bytes_at(slot + self._notes_at, self.parameters)
         return found
 
     def note_used(self, slot: int, used: Used) -> None:
@@ -178,15 +194,18 @@ class SlotMemory:
 class DeviceSlots(SlotMemory):
     """Slots whose numbers lie on a GPU, by allocations that the host process has made."""
 
-    def __init__(self, mapping: Mapping, kinds: Kinds, parameters: int, device: torch.device) -> None:
-        super().__init__(mapping, kinds, parameters)
-        self.slot_bytes = max(parameters, 1)
+    def __init__(
+        self, mapping: Mapping, kinds: Kinds, parameters: int, device: torch.device, shard: Shard | None = None
+    ) -> None:
+        super().__init__(mapping, kinds, parameters, shard)
+        self.slot_bytes = max(self.slot_bytes - self.whole_bytes, 1)
+        self._notes_at -= self.whole_bytes
         self.device = device
         self._allocations: dict[int, Allocation] = {}
 
     def make(self, slot: int) -> None:
         """In the host process: the memory of a slot."""
-        self._allocations[slot] = Allocation.make(self.vector_bytes, self.device)
+        self._allocations[slot] = Allocation.make(self.whole_bytes, self.device)
 
     def handle(self, slot: int) -> str:
         return self._allocations[slot].handle.hex()
@@ -198,7 +217,7 @@ class DeviceSlots(SlotMemory):
     def vec(self, slot: int) -> Vec:
         found = self._vecs.get(slot)
         if found is None:
-            parts, at = [], 0
+            parts, at = [], self._begins
             for dtype, n in self.kinds:
                 parts.append(self._allocations[slot].tensor(dtype, n, at))
                 at += round_up(n * dtype.itemsize, LINE)

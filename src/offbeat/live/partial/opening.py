@@ -6,17 +6,20 @@ island), whether they share memory, whether messages are coded.
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
 
+from offbeat.basics.units import format_ranks
 from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.carriers.island import Island
 from offbeat.live.host import protocol as say
 from offbeat.live.host.channel_server import settings_of
+from offbeat.live.memory.arena import Shard
 from offbeat.live.partial.alone import Alone
 from offbeat.live.partial.blocks import BlockSums
 from offbeat.live.partial.clerk import Clerk
@@ -29,7 +32,7 @@ from offbeat.live.partial.telling import Telling, ToTheOthers
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.transport.hub import Handler
 from offbeat.live.worker.board import Board
-from offbeat.live.worker.channel_client import ChannelClient, Twin
+from offbeat.live.worker.channel_client import ChannelClient, Rank, Twin
 from offbeat.live.worker.slots import slots_for
 from offbeat.live.worker.waiter import Waiter
 from offbeat.live.worker.weights_client import WeightsClient
@@ -45,6 +48,62 @@ from offbeat.topology.hierarchy import Nodes
 MOST_ROUNDS = 4096  # of a schedule that is told as a whole, since it begins again
 
 AtChannel = Clerk | ChannelClient | Alone | Leader | Follower
+
+
+@dataclass(frozen=True)
+class OwnPlace:
+    """Which rank this one is at a channel.
+
+    ``members``: those who come there, as the script calls them, those of a worker one after the other; ``homes``: the
+    names of their hosts, if there are several. ``at``: this one's number among them; ``number`` among the ``of`` that
+    are its worker. ``kinds``: what a slot holds; ``shard``: what of it is this rank's. ``gpu``: where slots lie, if not
+    on the host.
+    """
+
+    run: str
+    name: str
+    members: Sequence[int]
+    homes: Sequence[str]
+    at: int
+    number: int
+    of: int
+    kinds: Sequence[tuple[torch.dtype, int]]
+    gpu: str
+    shard: Shard | None = None
+    parameters: int = 0
+
+    @property
+    def key(self) -> str:
+        return f"{self.run}/{self.name}"
+
+    @property
+    def writes(self) -> bool:
+        """Whether it brings something; the ranks of a node have made the same, and the first brings it."""
+        return self.shard is not None or not self.number
+
+    def plan(self) -> dict[str, Any]:
+        """What the server must know."""
+        return {
+            "run": self.run,
+            "size": len(self.members),
+            "members": list(self.members),
+            "homes": list(self.homes),
+            "of": self.of,
+            "all_write": self.shard is not None,
+            "kinds": _named(self.kinds),
+            "notes": self.parameters * (self.of if self.shard is not None else 1),
+            "gpu": self.gpu,
+        }
+
+    def check_homes(self) -> None:
+        """The ranks of a worker write into one slot."""
+        for first in range(0, len(self.homes), self.of):
+            if len(set(self.homes[first : first + self.of])) > 1:
+                ranks = format_ranks(self.members[first : first + self.of])
+                raise OffbeatError(
+                    f"{ranks} are one worker, and not on one host; shard the model over the ranks of a host, and let "
+                    "per_node divide their number"
+                )
 
 
 class Opening:
@@ -81,16 +140,15 @@ class Opening:
             )
         nodes, like = Nodes(me.size, channel.per_node), channel.looks(me.x)
         parameters = 0 if channel.rules.of_weights or channel.like is not None else me.parameters
+        if nodes.count == 1:  # all its ranks have made the same, and come to the same by themselves
+            trace, log = (self._trace, self._log) if nodes.leads(me.rank) else (Trace(keep_spans=False), None)
+            return Alone(channel, x, nodes, trace, me.seed, me.t, first_round, log), None
+        if channel.codec is None and self._transport.line is not None:
+            return self._at_host_process(channel, x, me, nodes, like, parameters, first_round), None
         # The node's group is made first: once a clerk's thread is there, two threads could make groups at once.
         inside = Inside(nodes, channel, like, parameters, self._transport) if nodes.per_node > 1 else None
         if inside is not None and not nodes.leads(me.rank):
             return Follower(inside, self._board, first_round, self._patience_s), None
-        if nodes.count == 1:
-            alone = Alone(channel, x, nodes, self._trace, me.seed, me.t, first_round, self._log)
-            return Leader(alone, inside) if inside is not None else alone, None
-        if channel.codec is None and self._transport.line is not None:
-            client = self._at_host_process(channel, x, me, nodes, first_round)
-            return Leader(client, inside) if inside is not None else client, None
         referee = Referee(channel.rules, nodes.count, me.seed, first_round)
         connection, telling = self._meet_as_island(lambda: Coordinator(referee), nodes)
         waiter = Waiter(self._board, self._patience_s)
@@ -130,19 +188,20 @@ class Opening:
         telling = Telling(inside, board, self._patience_s, self._log)
         return self.lines.meet(handler, nodes), telling
 
-    def _at_host_process(self, channel: Channel, x: Vec | None, me: Replica, nodes: Nodes, first: int) -> ChannelClient:
-        """Where all workers are on one host, its host process keeps their seats."""
-        like = channel.looks(me.x)
-        parameters = 0 if channel.rules.of_weights or channel.like is not None else me.parameters
-        twin = self._twin if channel.rules.spares and nodes.per_node == 1 else None  # else the leader's alone would do
-        leaders = [nodes.leader(node) for node in range(nodes.count)]
-        plan = {**_plan_of(channel, nodes, me.seed, first), **self._memory_of(like, parameters, leaders)}
-        key, line = f"{self._board.name}/{channel.name}", self._transport.line
+    def _at_host_process(
+        self, channel: Channel, x: Vec | None, me: Replica, nodes: Nodes, like: Vec, parameters: int, first: int
+    ) -> ChannelClient:
+        """The host process keeps the seats of its host's workers."""
+        own = self._own_place(channel.name, nodes, like, parameters)
+        twin = self._twin if channel.rules.spares and own.of == 1 else None  # else one rank's alone would do
+        line = self._transport.line
         assert line is not None
-        word = line.join(key)
-        slots = slots_for(line, like, _kinds(like), parameters, bool(plan["gpu"]), word)
+        word = line.join(own.key)
+        slots = slots_for(line, like, own.kinds, parameters, bool(own.gpu), word, own.shard)
+        log = None if own.number else self._log
+        passed_bytes = (own.of - 1) * sum(n * dtype.itemsize for dtype, n in own.kinds) if own.shard is None else 0
         client = ChannelClient(
-            key,
+            own.key,
             line,
             word,
             slots,
@@ -153,33 +212,47 @@ class Opening:
             like.nbytes,
             first,
             self._patience_s,
-            self._log,
+            log,
             twin,
+            Rank(own.number, own.of, own.writes, passed_bytes if own.number == 0 else 0),
         )
-        rank = nodes.of(self._board.rank)
-        client.begin(say.OpenChannel(key, rank, plan, me.t, self._log is not None, twin is not None, word), x)
+        plan = {**own.plan(), **_plan_of(channel, nodes, me.seed, first)}
+        client.begin(say.OpenChannel(own.key, own.at, plan, me.t, log is not None, twin is not None, word), x)
         return client
 
-    def _memory_of(self, like: Vec, parameters: int, ranks: Sequence[int] | None = None) -> dict[str, Any]:
-        """What the host process must know of the workers and their vectors; ``gpu``: where its memory for them lies, if
-        not on the host."""
-        kinds = [(str(dtype).removeprefix("torch."), n) for dtype, n in _kinds(like)]
-        gpu = self._transport.common_gpu(like.parts)
-        self._transport.carriers.add("ipc" if gpu else "shm")
-        return {**self._board.plan(ranks), "kinds": kinds, "parameters": parameters, "gpu": gpu}
+    def _own_place(self, name: str, nodes: Nodes, like: Vec, parameters: int) -> OwnPlace:
+        """Which rank this one is at a channel of that name, or at shared weights."""
+        kinds, gpu, board, island = _kinds(like), self._transport.common_gpu(like.parts), self._board, self._island
+        if island is None or island.size == 1:
+            number, members = board.rank % nodes.per_node, board.members
+            own = OwnPlace(board.name, name, members, board.homes, board.rank, number, nodes.per_node, kinds, gpu)
+        else:
+            run = f"{island.world}/shard-0{board.name.removeprefix(island.between.name)}"
+            told = [json.loads(text) for text in island.told(f"{run}/{name}", json.dumps([_named(kinds), gpu]))]
+            each = [[(getattr(torch, dtype), int(n)) for dtype, n in one] for one, _ in told]
+            before = sum(map(len, each[: island.shard]))
+            shard = Shard(before, before + len(kinds), island.shard, island.size)
+            gpu = gpu if all(one == gpu for _, one in told) else ""
+            whole, at = [kind for one in each for kind in one], island.number * island.size + island.shard
+            members = tuple(rank for ranks in island.islands for rank in ranks)
+            homes = [island.homes[rank] for rank in members] if island.homes else []
+            own = OwnPlace(run, name, members, homes, at, island.shard, island.size, whole, gpu, shard)
+        own.check_homes()
+        self._transport.carriers.add("ipc" if own.gpu else "shm")
+        return replace(own, parameters=parameters)
 
     def weights(self, effect: Share, me: Replica) -> SharedWeights | WeightsClient:
         """Weights that others may average with."""
         everyone = Nodes(me.size)
         if (line := self._transport.line) is not None:
-            key = f"{self._board.name}/weights"
-            plan = {"what": "weights", **self._memory_of(effect.x, 0)}
-            word = line.join(key)
-            slots = slots_for(line, effect.x, _kinds(effect.x), 0, bool(plan["gpu"]), word)
+            own = self._own_place("weights", everyone, effect.x, 0)
+            word = line.join(own.key)
+            slots = slots_for(line, effect.x, own.kinds, 0, bool(own.gpu), word, own.shard)
             client = WeightsClient(
-                key, line, word, slots, self._board, self._trace, effect.x.nbytes, self._patience_s, self._log
+                own.key, line, word, slots, self._board, self._trace, effect.x.nbytes, self._patience_s, self._log
             )
-            client.begin(say.OpenChannel(key, me.rank, plan, me.t, self._log is not None, False, word), effect.x)
+            plan = {**own.plan(), "what": "weights"}
+            client.begin(say.OpenChannel(own.key, own.at, plan, me.t, self._log is not None, False, word), effect.x)
             return client
         connection, telling = self._meet_as_island(lambda: Visits(me.size), everyone)
         return (SharedWeights if self._leads else FollowingWeights)(
@@ -212,6 +285,10 @@ class Opening:
     @property
     def _all_lines(self) -> list[Lines]:
         return [self.lines] if self._inside is None else [self.lines, self._inside]
+
+
+def _named(kinds: Sequence[tuple[torch.dtype, int]]) -> list[tuple[str, int]]:
+    return [(str(dtype).removeprefix("torch."), n) for dtype, n in kinds]
 
 
 def _kinds(like: Vec) -> list[tuple[torch.dtype, int]]:

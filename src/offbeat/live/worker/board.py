@@ -82,7 +82,6 @@ class Board:
             if self.line is None:
                 self._link = self._connect()
             else:
-                self.homes = homes if len(set(homes)) > 1 else []
                 self._link = RunFacts(self.name, self.line, self.rank, self.plan(), self.members.__getitem__)
             self._post(f"process/{self.rank}", json.dumps(this_process()))
         except RuntimeError as error:
@@ -113,7 +112,7 @@ class Board:
 
         Where there are several hosts, their host processes are told of each other.
         """
-        line, own = None, {"why": "", "at": ["", 0]}
+        line, own = None, {"why": "", "at": ["", "", 0]}
         try:
             line = join(self.name, self.of_job, self.members[self.rank], patience_s)
             if len(set(homes)) > 1:
@@ -126,9 +125,10 @@ class Board:
         said = {rank: json.loads(words) for rank, words in told.items()}
         failed = {rank: one["why"] for rank, one in said.items() if one["why"]}
         if not failed and line is not None:
-            others = {homes[rank]: one["at"] for rank, one in said.items() if homes[rank] != homes[self.rank]}
-            if others:
-                line.send(say.OtherHosts(f"{self.name}/hosts", [(name, *at) for name, at in sorted(others.items())]))
+            if len(set(homes)) > 1:
+                self.homes = [said[rank]["at"][0] for rank in range(self.size)]
+                others = {tuple(one["at"]) for one in said.values() if one["at"] != own["at"]}
+                line.send(say.OtherHosts(f"{self.name}/hosts", sorted(others)))
             return line
         if line is not None:
             leave(self.name, line)

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from offbeat.live.host import protocol as say
 from offbeat.live.host.protocol import Answer
@@ -115,8 +115,27 @@ class HostClient:
             self._slots.close()
 
 
+class Rank(NamedTuple):
+    """Which rank of a worker this one is, ``of`` so many; it ``writes`` what it brings, or another one does for all.
+
+    ``passed_bytes``: what is counted as passed on inside the worker, for each result.
+    """
+
+    number: int = 0
+    of: int = 1
+    writes: bool = True
+    passed_bytes: int = 0
+
+
+ALONE = Rank()
+
+
 class ChannelClient(HostClient):
-    """A worker's side of one channel. ``twin``: where replicas may stand for results that were missed."""
+    """A worker's side of one channel. ``twin``: where replicas may stand for results that were missed.
+
+    Where several ranks are one worker, each has a client. All of them say the same, in the same order, and whatever
+    depends on a moment the host process decides once, for all of them.
+    """
 
     def __init__(
         self,
@@ -133,11 +152,13 @@ class ChannelClient(HostClient):
         patience_s: float,
         log: list[Event] | None = None,
         twin: Twin | None = None,
+        own: Rank = ALONE,
     ) -> None:
         super().__init__(key, line, word, slots, board, patience_s)
+        self._own = own
         self._twin, self._holds = twin, first_round  # how many results are in this worker's replica
         self._channel, self._nodes, self._trace, self._nbytes, self._log = channel, nodes, trace, nbytes, log
-        self._rank = nodes.of(board.rank)  # a node is one worker here
+        self._worker = nodes.of(board.rank)  # a node is one worker here
         self.rounds, self.lost = first_round, list[int]()
         self.waited_s, self.wire_bytes = 0.0, 0
         self._looks_ahead, self._is_long = bool(channel.rules.late), nbytes >= LONG_BYTES
@@ -151,21 +172,22 @@ class ChannelClient(HostClient):
         # A copy of the weights in the slot in which the way from it will lie.
         self._kept: tuple[int, Vec] | None = None
         self._own_kept: Vec | None = None  # the same, where no slot was to be had
+        self._mine: Vec | None = None  # what this rank has brought last, where another one writes it
         self._tells_schedule, self._schedule_upto = False, first_round
         self._waits_since: float | None = None
 
     def begin(self, message: say.OpenChannel, x: Vec | None) -> None:
         """All workers come here; ``x`` answers for this one until its first step."""
         self.open(message)
-        if message.plan["period"] is None:
+        if message.plan["period"] is None and not self._own.number:
             self._tells_schedule = True
-            if self._rank:  # else the first is told by all
+            if self._worker:  # else the first is told by all
                 self._schedule_upto += AHEAD
             self._tell_schedule()
-        slot = -1 if x is None else self._write(x)
+        slot = -1 if x is None else self._put(x)
         self._settle()
         self._ask(say.FirstDeposit(self.key, slot))
-        if self._slots.keeps and self._is_long:
+        if self._slots.keeps and self._is_long and self._own.writes:
             self._channel.keep.elsewhere = self._keep
 
     # Steps.
@@ -201,7 +223,7 @@ class ChannelClient(HostClient):
         slot = self._put(x)
         shared = self._channel.rules.absent == "shared"
         newest = [one for one in told if one.given][-1:] if shared else told  # the newest knows nothing of this step
-        taken = self._gots(newest, plus=slot if shared else None)
+        taken = self._gots(newest, plus=None if not shared else self._mine if slot < 0 else slot)
         count = sum(len(one.given) for one in told)
         self._listens = self._waits = True
         self._submitted_s = time.monotonic()
@@ -210,7 +232,9 @@ class ChannelClient(HostClient):
         return taken
 
     def _take(self) -> list[Answer]:
-        """What this worker was told of, in order."""
+        """What this worker was told of, in order; where it is several ranks, as far as all of them are to take it."""
+        if self._own.of > 1:
+            return self._take_together()
         if self._hinted:  # there is more behind all of it
             self._hinted = False
             self._told.append(self._ask_beside(say.Newest(self.key)))
@@ -218,11 +242,23 @@ class ChannelClient(HostClient):
         self._told.clear()
         return told
 
+    def _take_together(self) -> list[Answer]:
+        self.send(say.Newest(self.key))
+        while not any(one.how == "newest" for one in self._told):
+            self._sort(self._wait("an answer of the host process"))
+        self._hinted, told = False, list[Answer]()
+        while not told or told[-1].how != "newest":
+            told.append(self._told.popleft())
+        return told
+
     def through(self, step: int) -> bool:
         """Whether a deposit now would wait for nothing. (Where results are never late, it has waited already.)"""
         self._board.check()
-        self._listen()
-        found = not self._waits and self._slots.is_fetched
+        if self._own.of > 1 and self._looks_ahead:
+            found = bool(self._ask_beside(say.Through(self.key)).about)
+        else:
+            self._listen()
+            found = not self._waits and self._slots.is_fetched
         if found and self._log is not None:
             self._log.append((THROUGH, step))
         return found
@@ -263,7 +299,7 @@ class ChannelClient(HostClient):
 
     def _sort(self, answer: Answer) -> None:
         """Something that was said to one that looks ahead."""
-        if answer.how in ("needed", "more"):
+        if answer.how in ("needed", "more", "newest"):
             self._told.append(answer)
             self._waits = self._waits and answer.how != "needed"
             newest = -1 if self._channel.rules.of_weights else 0  # of weights no other is taken
@@ -286,7 +322,7 @@ class ChannelClient(HostClient):
     def _stop_looking_ahead(self) -> None:
         """Hear of no more. What was not taken is told again to whoever asks for it."""
         if self._listens:
-            self.send(say.Nothing(self.key))
+            self.send(say.NoMore(self.key))
             while self._listens:
                 self._sort(self._wait("an answer of the host process"))
         self._told.clear()
@@ -370,7 +406,9 @@ class ChannelClient(HostClient):
         return answer
 
     def owed(self) -> Vec | None:
-        """A copy of the gradients in the tray, for a checkpoint."""
+        """A copy of the gradients in the tray, for a checkpoint: of one rank, where one writes for all."""
+        if not self._own.writes:
+            return None
         if self.hung_up:
             return self._owed
         given = self._ask_beside(say.Owed(self.key)).given
@@ -394,6 +432,11 @@ class ChannelClient(HostClient):
         return self._grants.popleft()
 
     def _put(self, x: Vec) -> int:
+        """Bring it: where it lies then; −1: another rank writes it."""
+        if not self._own.writes:
+            if self._looks_ahead and self._channel.rules.absent == "shared":
+                self._mine = self._slots.own(x, self._mine)
+            return -1
         if self._kept is None or not isinstance(x, Way) or x.start is not self._kept[1]:
             return self._write(x)
         (slot, _), self._kept = self._kept, None
@@ -418,13 +461,13 @@ class ChannelClient(HostClient):
         for version, started_by, shares, members, end_s in answer.news:
             if members > 1:
                 self.wire_bytes += all_reduce_bytes(members, self._nbytes) // members
-            if self._trace.keep_rounds:
+            if self._trace.keep_rounds and not self._own.number:
                 since_s = self._waits_since if self._looks_ahead else self._submitted_s
-                waited = {self._rank: 0.0 if since_s is None else max(0.0, end_s - since_s)}
+                waited = {self._worker: 0.0 if since_s is None else max(0.0, end_s - since_s)}
                 told = {rank: tuple(share) for rank, share in shares}
                 self._trace.rounds.append(Round.among(self._nodes, version, started_by, told, waited, end_s))
 
-    def _gots(self, told: Sequence[Answer], plus: int | None = None) -> list[Got]:
+    def _gots(self, told: Sequence[Answer], plus: int | Vec | None = None) -> list[Got]:
         """The results that were told, to be applied now. A replica among them is taken over, and stands for all that
         come before it."""
         every = [(refs, said) for one in told for refs, said in one.given]
@@ -436,6 +479,7 @@ class ChannelClient(HostClient):
         results = every if spare is None else every[spare + 1 :]
         if every:
             self._holds = every[-1][1][0] + 1
+        self.wire_bytes += len(results) * self._own.passed_bytes
         return [
             Got(version, self._slots.read(refs, plus), fresh, full, count, dict(contributors))
             for refs, (version, fresh, full, count, contributors) in results
@@ -469,7 +513,7 @@ class ChannelClient(HostClient):
 
     def abandon(self) -> None:
         """Hang up without waiting for anybody. What was in no result that came here is still owed."""
-        if not self.hung_up and not self._channel.rules.of_weights:
+        if not self.hung_up and not self._channel.rules.of_weights and self._own.writes:
             self._owed = self._still_owed()
         self.hang_up()
 

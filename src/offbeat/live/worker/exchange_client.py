@@ -63,7 +63,7 @@ class ExchangeClient(HostClient):
         self._unwanted: set[int] = set()  # exchanges to which this worker only brings something
         self._last, self._unread = 0, set[int]()  # numbers of answers: the last, and those that are to be read
         named = [(str(dtype).removeprefix("torch."), n) for dtype, n in kinds]
-        plan = {**board.plan(members), "what": "exchanges", "kinds": named, "parameters": 0, "gpu": gpu}
+        plan = {**board.plan(members), "what": "exchanges", "kinds": named, "notes": 0, "gpu": gpu}
         self.open(say.OpenChannel(key, self.me, plan, 0, False, False, word))
 
     def lay(

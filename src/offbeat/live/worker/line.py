@@ -118,8 +118,10 @@ class Line:
 
     # Other hosts.
 
-    def listen(self, run: str, name: str, secret: str, address: str, port: int, patience_s: float) -> tuple[str, int]:
-        """Let the host process be there for other hosts. Where it is."""
+    def listen(
+        self, run: str, name: str, secret: str, address: str, port: int, patience_s: float
+    ) -> tuple[str, str, int]:
+        """Let the host process be there for other hosts. As whom they know it, and where it is."""
         key, end_s = f"{run}/hosts", time.monotonic() + patience_s
         word = self.join(key)
         try:
@@ -127,7 +129,7 @@ class Line:
             while (answer := self.heard_within(key, 0.1)) is None:
                 if time.monotonic() > end_s:
                     raise OffbeatError(f"the host process did not answer within {patience_s:g} s")
-            return answer.address, answer.port
+            return answer.name, answer.address, answer.port
         finally:
             self.part(key, word)
 

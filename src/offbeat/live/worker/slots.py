@@ -20,7 +20,7 @@ from torch import Tensor
 
 from offbeat.live.host.protocol import Ref
 from offbeat.live.memory.adding import Unadded, lay
-from offbeat.live.memory.arena import PAGE_BYTES, WORDS_AT, DeviceSlots, Mapping, SlotMemory
+from offbeat.live.memory.arena import PAGE_BYTES, WORDS_AT, DeviceSlots, Kinds, Mapping, Shard, SlotMemory
 from offbeat.live.memory.device import StreamWords, call_driver
 from offbeat.live.memory.hands import ONE
 from offbeat.live.worker.line import Line
@@ -45,11 +45,15 @@ class OnHost:
         """Let the slot in which a way begins hold that way."""
         self.write(way, slot)
 
-    def read(self, refs: Sequence[Ref], plus: int | None = None) -> Vec:
-        """What these slots hold together, ``plus`` one of this worker's own, to be read before it submits more."""
+    def own(self, x: Vec, memory: Vec | None) -> Vec:
+        """``x`` as a slot would hold it, in memory of this worker's."""
+        return x.put_into(self._new() if memory is None else memory)
+
+    def read(self, refs: Sequence[Ref], plus: int | Vec | None = None) -> Vec:
+        """What these slots hold together, ``plus`` what this worker has brought, to be read before it submits more."""
         terms = [(self._vec(slot), f) for slot, f in refs]
         if plus is not None:
-            terms.append((self._vec(plus), 1.0))
+            terms.append((plus if isinstance(plus, Vec) else self._vec(plus), 1.0))
         slots = [slot for slot, _ in refs]
         if len(terms) == 1 and terms[0][1] == 1.0:
             vec = terms[0][0]
@@ -61,6 +65,9 @@ class OnHost:
         return self.memory.vec(slot)
 
     def _room(self) -> Vec:
+        return self._new()
+
+    def _new(self) -> Vec:
         return Vec([torch.empty(n, dtype=dtype) for dtype, n in self.memory.kinds])
 
     def fetch(self, slots: Sequence[int]) -> None:
@@ -132,7 +139,7 @@ class OnDevice(OnHost):
         _ = way.parts  # made in place
         self.memory.note_used(slot, way.used)
 
-    def _room(self) -> Vec:
+    def _new(self) -> Vec:
         return Vec([torch.empty(n, dtype=dtype, device=self._device) for dtype, n in self.memory.kinds])
 
     def due(self) -> int:
@@ -170,7 +177,7 @@ class ThroughHost(OnHost):
     def _host(self, slot: int) -> Vec:
         vec = self.memory.vec(slot)
         if slot not in self._registered:
-            address = vec.parts[0].data_ptr()
+            address = self.memory.address(slot)
             self._registered[slot] = address
             for device in self._down:
                 with torch.cuda.device(device):
@@ -254,7 +261,7 @@ class ThroughHost(OnHost):
             events = [torch.cuda.current_stream(device).record_event() for device in self._down]
             self._stages += [(stage, events) for stage in stages]
 
-    def read(self, refs: Sequence[Ref], plus: int | None = None) -> Vec:
+    def read(self, refs: Sequence[Ref], plus: int | Vec | None = None) -> Vec:
         vec = super().read(refs, plus)
         if len(refs) == 1 and plus is None:
             vec.used = self.memory.used([refs[0][0]])
@@ -294,12 +301,16 @@ class ThroughHost(OnHost):
 Slots = OnHost | OnDevice | ThroughHost
 
 
-def slots_for(line: Line, like: Vec, kinds: Any, parameters: int, on_device: bool, word: int) -> Slots:
-    """For vectors that lie where ``like`` does; ``on_device``: slots lie there, too."""
+def slots_for(
+    line: Line, like: Vec, kinds: Kinds, parameters: int, on_device: bool, word: int, shard: Shard | None = None
+) -> Slots:
+    """For vectors that lie where ``like`` does; ``on_device``: slots lie there, too. ``shard``: what of a slot is this
+    rank's, where ``kinds`` are those of several ranks.
+    """
     arena: Mapping = line.arena
     if on_device:
-        return OnDevice(DeviceSlots(arena, kinds, parameters, like.parts[0].device), line, word)
-    memory = SlotMemory(arena, kinds, parameters)
+        return OnDevice(DeviceSlots(arena, kinds, parameters, like.parts[0].device, shard), line, word)
+    memory = SlotMemory(arena, kinds, parameters, shard)
     return ThroughHost(memory, like, line, word) if any(p.is_cuda for p in like.parts) else OnHost(memory)
 
 
