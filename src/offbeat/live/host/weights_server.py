@@ -4,7 +4,8 @@ Weights are expressions (`offbeat.live.host.ledger`). When i meets j, both becom
 once: whoever needs its weights next finds it there.
 
 Where the two are on different hosts, i's weights travel to j's host, and half the difference travels back. Meanwhile
-both go on, and whatever happens to either is added. A worker stands, and retires, when its visits are over.
+both go on, and whatever happens to either is added. A worker's step, its standing and its retiring come when its visits
+are over: so a link that is slower than the steps holds them up, instead of filling memory.
 """
 
 from __future__ import annotations
@@ -73,10 +74,8 @@ class WeightsServer(MeetingServer):
                 else:
                     self._visit(me, peer)
             case say.AddStep(slot=slot):
-                me.shared.add(me.written(slot))
-                self._show(me)
-                self._books.shorten(me.y)
-                self._books.grant(me)
+                me.put_by = step = me.written(slot)
+                self._when_home(me, lambda: self._add(me, step))
             case say.Shift(slot=slot):
                 me.shared.shift(me.written(slot))
                 self._books.reply(me, Reply("heard", None, 0, [], ()))
@@ -110,6 +109,14 @@ class WeightsServer(MeetingServer):
                 self._hear_of_all(message)
             case _:
                 super().hear_host(host, message, value)
+
+    def _add(self, me: Sharer, step: Any) -> None:
+        assert me.shared is not None
+        me.put_by = None
+        me.shared.add(step)
+        self._show(me)
+        self._books.shorten(me.y)
+        self._books.grant(me)
 
     def _visit(self, me: Sharer, peer: int) -> None:
         """Somebody of another host."""
