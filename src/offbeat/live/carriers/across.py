@@ -32,6 +32,7 @@ from offbeat.live.transport import hosts
 from offbeat.live.worker.board import Board
 from offbeat.live.worker.waiter import Waiter, Work
 from offbeat.tensors.codec import Codec, reads_quickly
+from offbeat.tensors.houses import together
 from offbeat.tensors.stretches import CodedShare, Room, Stretches
 from offbeat.tensors.vector import Vec, wide
 
@@ -309,7 +310,7 @@ def across(
 ) -> Across | None:
     """Made by all of ``ranks`` now; ``homes`` are those of all ranks. None where a host's ranks cannot share memory, or
     where nobody has another beside it, or where the environment wants it otherwise."""
-    houses, wanted = hosts.together(ranks, homes), hosts.wanted()
+    houses, wanted = together(ranks, homes), hosts.wanted()
     if wanted not in (None, "ipc" if device.type == "cuda" else "shm") or max(map(len, houses)) == 1:
         return None
     home, commons = next(house for house in houses if board.rank in house), None

@@ -29,6 +29,7 @@ from offbeat.live.worker.exchange_client import ExchangeClient, Exchanged, InSte
 from offbeat.live.worker.waiter import Waiter, Work
 from offbeat.method.effects import Mix
 from offbeat.tensors.codec import sent_to
+from offbeat.tensors.houses import together
 from offbeat.tensors.sums import mean, weighted
 from offbeat.tensors.vector import Vec, wide
 from offbeat.tensors.wire import all_reduce_bytes
@@ -116,7 +117,7 @@ class Transport:
         None where they are on one host, or where no two are, or where that is not to be had, or not wanted.
         """
         device, homes = tensors[0].device, self.homes
-        houses, on_gpu = hosts.together(ranks, homes), any(t.is_cuda for t in tensors)
+        houses, on_gpu = together(ranks, homes), any(t.is_cuda for t in tensors)
         one_gpu_each = all(len({gpu for r in house for gpu in self._equipment[r].gpus}) == 1 for house in houses)
         if len(houses) == 1 or (on_gpu and (not one_gpu_each or len({t.device for t in tensors}) > 1)):
             return None
