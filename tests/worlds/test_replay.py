@@ -235,7 +235,7 @@ def sums_by_hand(
 
 
 @pytest.mark.parametrize("homes", [(0, 0, 1, 1), (0, 1, 1, 0), (0, 1, 1, 1)])
-@pytest.mark.parametrize("codec", [ob.codec.int8(), ob.codec.bf16()], ids=lambda one: one.name)
+@pytest.mark.parametrize("codec", [ob.codec.int8(), ob.codec.bf16(), ob.codec.qsgd(4)], ids=lambda one: one.name)
 @pytest.mark.parametrize("averages", [False, True])
 def test_what_hosts_of_several_workers_have_coded_is_coded_in_a_replay(
     homes: tuple[int, ...], codec: ob.codec.Codec, averages: bool, tmp_path: Path

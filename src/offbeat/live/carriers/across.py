@@ -100,7 +100,7 @@ class Across:
         waiter: Waiter,
     ) -> None:
         self.houses, self._commons, self._waiter = houses, commons, waiter
-        self.has_coded, self._room = False, Room()
+        self._room = Room()
         home = next(house for house in houses if board.rank in house)
         self._place, self._port, self._ports = houses.index(home), home.index(board.rank), min(map(len, houses))
         self._group: Group | None = None
@@ -124,7 +124,6 @@ class Across:
 
     def coded_total(self, tensors: Sequence[Tensor], record: Tensor, coding: Coding, what: str) -> None:
         """The same, coded between hosts. The ``record`` of who gives what is summed beside them, and not coded."""
-        self.has_coded = True
         # The second is for the sum of the records: when one port has made it, another may still read the members'.
         told = self._begin([record, torch.zeros_like(record)], what)
         own_record, records = told.mine
