@@ -88,11 +88,11 @@ def test_what_leaves_no_host_is_not_coded() -> None:
 
 
 def test_hosts_add_up_what_is_theirs_in_the_order_of_the_hosts() -> None:
-    """Of the block of 1 to 4, the host of rank 1 comes after that of rank 2, whose first rank is 0."""
-    tenths = {r: Vec([torch.tensor([x])]) for r, x in enumerate([0.1, 1e8, 3.3, -1e8, 7.7])}
-    given, homes = {r: tenths[r] for r in (1, 2, 3, 4)}, (0, 1, 0, 2, 1)
-    x = {r: one.parts[0] for r, one in given.items()}
-    assert equal(mean_of_hosts(given, (1, 2, 3, 4), homes, 4), Vec([((x[2] + (x[1] + x[4])) + x[3]) / 4]))
+    """Of the block of 1 to 4, the host of rank 3 comes first: the run's first rank is there."""
+    x = {r: torch.tensor([number]) for r, number in ((1, 0.1), (2, 3.3), (3, 1e8), (4, 2.5))}
+    given, homes = {r: Vec([one]) for r, one in x.items()}, (0, 1, 2, 0, 1)
+    assert not torch.equal((x[3] + (x[1] + x[4])) + x[2], ((x[1] + x[4]) + x[2]) + x[3]), "in another order"
+    assert equal(mean_of_hosts(given, (1, 2, 3, 4), homes, 4), Vec([((x[3] + (x[1] + x[4])) + x[2]) / 4]))
     assert equal(mean_of_hosts(given, (1, 2, 3, 4), (), 4), Vec([(((x[1] + x[2]) + x[3]) + x[4]) / 4]))
 
 
