@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.utils import vector_to_parameters
 
 import offbeat as ob
 from offbeat.runs import order as orders
 from offbeat.sim import Mismatch
+from offbeat.tensors.stretches import CodedShare, Stretches, coded_mean
+from offbeat.tensors.vector import Vec
 
 STRATEGIES = (
     ob.eager(),
@@ -157,9 +163,10 @@ def test_a_record_of_another_task_strategy_or_version_gets_a_sentence(tmp_path: 
         file.write_text(json.dumps(whole))
     with pytest.raises(ValueError, match=r"was written by offbeat 0\.0\.1"):
         ob.replay(tmp_path, task())
-    (tmp_path / "order-0.json").write_text(json.dumps({**whole, "format": 99}))
-    with pytest.raises(ValueError, match="has format 99"):
-        ob.replay(tmp_path, task())
+    for seen in (1, 99):
+        (tmp_path / "order-0.json").write_text(json.dumps({**whole, "format": seen}))
+        with pytest.raises(ValueError, match=rf"has format {seen}, and .*; replay it with the version that wrote it"):
+            ob.replay(tmp_path, task())
 
 
 def test_a_folder_without_all_ranks_gets_a_sentence(tmp_path: Path) -> None:
@@ -202,6 +209,94 @@ def test_a_run_that_a_replay_could_not_follow_says_so(tmp_path: Path) -> None:
         ob.replay(tmp_path, task())
     with pytest.raises(ValueError, match="has no weights that a replay could end with"):
         ob.simulate(ob.eager(), None, 2, 2, record=tmp_path)
+
+
+def at_homes(folder: Path, homes: tuple[int, ...]) -> Tensor:
+    """The final weights of a record whose workers were on these hosts."""
+    order = orders.read(folder)
+    replace(order, about=replace(order.about, homes=homes, hosts=len(set(homes)) or 4)).write(folder)
+    assert orders.read(folder).about.homes == homes
+    return ob.replay(folder, task()).final
+
+
+def sums_by_hand(
+    given: list[Tensor], lost: dict[int, Vec], homes: tuple[int, ...], codec: ob.codec.Codec, number: int
+) -> Tensor:
+    """The mean of what four workers on two hosts give: coded once a host, for the first of its workers."""
+    firsts = [homes.index(host) for host in (0, 1)]
+    sums = [
+        Vec([torch.stack([g for g, home in zip(given, homes, strict=True) if home == host]).sum(0)]) for host in (0, 1)
+    ]
+    cut = Stretches(sums[0], codec, 2)
+    both = [CodedShare(sums[i], cut, i, (0, firsts[i], number), lost.get(firsts[i])) for i in (0, 1)]
+    total = coded_mean(both, 4)
+    assert total is not None
+    return total.parts[0]
+
+
+@pytest.mark.parametrize("homes", [(0, 0, 1, 1), (0, 1, 1, 0), (0, 1, 1, 1)])
+@pytest.mark.parametrize("codec", [ob.codec.int8(), ob.codec.bf16(), ob.codec.qsgd(4)], ids=lambda one: one.name)
+@pytest.mark.parametrize("averages", [False, True])
+def test_what_hosts_of_several_workers_have_coded_is_coded_in_a_replay(
+    homes: tuple[int, ...], codec: ob.codec.Codec, averages: bool, tmp_path: Path
+) -> None:
+    recorded(tmp_path, ob.local_sgd(1, codec=codec) if averages else ob.eager("everyone", codec=codec), 4, 3)
+    work = task()
+    models = [work.build(0) for _ in range(4)]
+    inner = [work.optimizer(list(model.parameters())) for model in models]
+    anchor = flat(models[0].parameters())
+    lost = {rank: Vec([torch.zeros_like(anchor)]) for rank in range(4)} if averages else {}
+    for t in range(3):
+        for rank, model in enumerate(models):
+            inner[rank].zero_grad()
+            work.value(model, work.take(rank, t)).backward()
+            if averages:
+                inner[rank].step()
+        if averages:
+            moved = [flat(model.parameters()) - anchor for model in models]
+            anchor = anchor + sums_by_hand(moved, lost, homes, codec, t)
+            for model in models:
+                vector_to_parameters(anchor.clone(), model.parameters())
+            continue
+        gradients = [flat(p.grad for p in model.parameters() if p.grad is not None) for model in models]
+        mean = sums_by_hand(gradients, lost, homes, codec, t)
+        for model, own in zip(models, inner, strict=True):
+            for p, part in zip(model.parameters(), mean.split([p.numel() for p in model.parameters()]), strict=True):
+                p.grad = part.view_as(p).clone()
+            own.step()
+    final = at_homes(tmp_path, homes)
+    assert (final - flat(models[0].parameters())).abs().max() < 1e-12
+    assert (final - at_homes(tmp_path, (0, 1, 2, 3))).abs().max() > 1e-6
+
+
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([one.detach().reshape(-1) for one in tensors])
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        *(ob.eager(codec=ob.codec.int8()), ob.local_sgd(2, codec=ob.codec.int8()), ob.dpsgd(codec=ob.codec.int8())),
+        *(ob.self_clocked(codec=ob.codec.int8()), ob.qsgd(), ob.sparseloco(2, codec=ob.codec.topk(8))),
+    ],
+    ids=lambda strategy: strategy.name,
+)
+def test_of_one_worker_a_host_a_replay_is_as_if_no_host_were_known(strategy: ob.Strategy, tmp_path: Path) -> None:
+    run = recorded(tmp_path, strategy, 4)
+    assert torch.equal(at_homes(tmp_path, ()), run.final)
+    assert torch.equal(at_homes(tmp_path, (0, 1, 2, 3)), run.final)
+    each_codes_its_own = strategy.name in ("dpsgd", "qsgd", "sparseloco")
+    assert ((at_homes(tmp_path, (0, 0, 1, 1)) - run.final).abs().max() < 1e-12) == each_codes_its_own
+
+
+def test_a_node_is_on_the_host_of_its_first_worker(tmp_path: Path) -> None:
+    recorded(tmp_path, ob.eager("everyone", codec=ob.codec.int8(), per_node=2), 4)
+    order, finals = orders.read(tmp_path), []
+    for homes in ((0, 0, 1, 1), (0, 1, 2, 1), (0, 1, 0, 2)):
+        replace(order, about=replace(order.about, homes=homes)).write(tmp_path)
+        finals.append(ob.replay(tmp_path, task()).final)
+    assert (finals[0] - finals[1]).abs().max() < 1e-12
+    assert (finals[0] - finals[2]).abs().max() > 1e-6, "what leaves no host is not coded"
 
 
 def test_a_worker_that_looks_ahead_goes_on_before_its_deposit_is_heard_of(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from offbeat.basics.version import __version__
 
-FORMAT = 1
+FORMAT = 2
 SAMPLED = 1_000  # of the final weights' numbers, at most
 
 Event = tuple[str, int]
@@ -68,6 +68,7 @@ class About:
     task: str = ""  # its name, if one was given
     cannot: str = ""  # why this run cannot be replayed, if it cannot
     hosts: int = 1  # that the workers were on
+    homes: tuple[int, ...] = ()  # the number of each worker's host; none where they are not known
 
 
 @dataclass(frozen=True)
@@ -107,10 +108,6 @@ def read(folder: Path) -> Order:
             f"{folder} holds no order of a run; `offbeat train --save DIR` and ob.attach(…, record=DIR) write one"
         )
     bodies = [_body(file) for file in files]
-    for body in bodies:
-        body["about"] = {
-            "method" if key == "strategy" else key: value for key, value in body["about"].items()
-        }  # earlier
     about = bodies[0]["about"]
     cannot = next((body["about"]["cannot"] for body in bodies if body["about"]["cannot"]), "")
     about["cannot"] = cannot
@@ -124,7 +121,7 @@ def read(folder: Path) -> Order:
             "put the files of all of them into one folder"
         )
     told = [_told(body["told"]) for body in bodies]
-    return Order(About(**about), tuple(told), tuple(bodies[0]["final"]))
+    return Order(About(**{**about, "homes": tuple(about["homes"])}), tuple(told), tuple(bodies[0]["final"]))
 
 
 def _body(file: Path) -> dict[str, Any]:
@@ -134,7 +131,10 @@ def _body(file: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is damaged ({error}); record the run again") from None
     if seen != FORMAT:
-        raise ValueError(f"{file} has format {seen}, and offbeat {__version__} reads format {FORMAT}")
+        raise ValueError(
+            f"{file} has format {seen}, and offbeat {__version__} reads format {FORMAT}; "
+            "replay it with the version that wrote it"
+        )
     if _digest(_text(body)) != digest:
         raise ValueError(f"{file} is damaged: it is not as it was written; record the run again")
     if body["offbeat"] != __version__:

@@ -23,9 +23,7 @@ from offbeat.rounds.seat import Event, Freshness, Given, Got, Outcome, Seat
 from offbeat.runs.trace import Round, Trace
 from offbeat.sim.costs import sum_cost
 from offbeat.sim.network import Network
-from offbeat.tensors.codec import sent_to
-from offbeat.tensors.stretches import Stretches, coded_mean, shares
-from offbeat.tensors.sums import mean
+from offbeat.tensors.houses import mean_of_hosts
 from offbeat.tensors.vector import Vec
 from offbeat.topology.hierarchy import Nodes
 
@@ -252,15 +250,18 @@ class SimulatedChannel:
 
 
 def summed(
-    channel: Channel, given: dict[int, Given], me: Replica, version: int, divisor: int, lost: Mapping[int, Vec | None]
+    channel: Channel,
+    given: dict[int, Given],
+    me: Replica,
+    version: int,
+    divisor: int,
+    lost: Mapping[int, Vec | None],
+    homes: Sequence[int] = (),
 ) -> Vec | None:
-    """The mean of what the members of a block give; None if nobody gives anything. ``lost``: what each has lost."""
-    codec = sent_to(channel.codec, len(given) - 1)
+    """The mean of what the members of a block give; None if nobody gives anything. ``lost``: what each has lost.
+    ``homes``: the hosts of all ranks, where they are known."""
     vecs = {r: one.value for r, one in given.items() if one.value is not None}
-    if codec is not None:
-        stretches = Stretches(channel.looks(me.x), codec, len(given))
-        return coded_mean(shares(vecs, list(given), stretches, me.seed, version, lost), divisor)
-    return mean(list(vecs.values()), divisor) if vecs else None
+    return mean_of_hosts(vecs, list(given), homes, divisor, channel.codec, (me.seed, version), lost)
 
 
 def charge(channel: Channel, me: Replica, network: Network, leaders: list[int]) -> tuple[float, int]:

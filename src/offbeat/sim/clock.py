@@ -60,7 +60,10 @@ class StreamsOfAll(Protocol):
 
 
 class Decides(Protocol):
-    """Makes the parts of a world in which order is a matter of time."""
+    """Makes the parts of a world in which order is a matter of time. ``homes``: the hosts of all workers, where they
+    are known."""
+
+    homes: Sequence[int]
 
     def channel(
         self, channel: Channel, env: simpy.Environment, network: Network, trace: Trace, nodes: Nodes, seed: int
@@ -89,6 +92,8 @@ class Decides(Protocol):
 
 class Clock:
     """Virtual time decides; ``told`` is where the order that comes of it is written down, if it is to be."""
+
+    homes: Sequence[int] = ()
 
     def __init__(self, told: Sequence[Told] | None = None) -> None:
         self._told = told

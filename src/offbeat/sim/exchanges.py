@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import simpy
@@ -14,7 +14,7 @@ from offbeat.runs.trace import Round, Trace
 from offbeat.sim.costs import sum_cost
 from offbeat.sim.network import Network
 from offbeat.tensors.codec import Codec, sent_to
-from offbeat.tensors.stretches import CodedShare, Stretches, coded_mean, shares
+from offbeat.tensors.houses import mean_of_hosts
 from offbeat.tensors.sums import coded, keep, mean, owing, weighted
 from offbeat.tensors.vector import Vec
 from offbeat.tensors.wire import message_bytes
@@ -43,8 +43,7 @@ class _Block:
 
     ranks: tuple[int, ...]
     x: dict[int, Vec] = field(default_factory=dict)
-    shares: dict[int, CodedShare] = field(default_factory=dict)  # instead, where it is coded in two phases
-    stretches: Stretches | None = None
+    lost: dict[int, Vec | None] = field(default_factory=dict)
     starts: dict[int, tuple[float, float, Callable[[], Vec] | None]] = field(default_factory=dict)
     pending: dict[int, Pending] = field(default_factory=dict)
 
@@ -63,13 +62,19 @@ class _Gossip:
 
 
 class Exchanges:
-    """All exchanges under way. The n-th mix of a worker belongs to exchange n."""
+    """All exchanges under way. The n-th mix of a worker belongs to exchange n. ``homes``: the hosts of all workers,
+    where they are known."""
 
     def __init__(
-        self, env: simpy.Environment, network: Network, trace: Trace, arrived: Callable[[Pending], None]
+        self,
+        env: simpy.Environment,
+        network: Network,
+        trace: Trace,
+        arrived: Callable[[Pending], None],
+        homes: Sequence[int] = (),
     ) -> None:
         self._env, self._network, self._trace, self._arrived = env, network, trace, arrived
-        self.keeps_rounds = trace.keep_rounds
+        self.keeps_rounds, self._homes = trace.keep_rounds, homes
         self._blocks: dict[tuple[int, int], _Block] = {}
         self._gossips: dict[int, _Gossip] = {}
         self.bytes_sent = 0
@@ -78,19 +83,8 @@ class Exchanges:
         """Worker ``me`` posts its share of exchange ``seq``. What goes on changing (``begun``) is copied now."""
         rank, pending = me.rank, Pending(me.rank, self._env.now)
         codec, ranks = sent_to(effect.codec, effect.W.audience(rank)), effect.W.block(rank)
-        if ranks is not None and effect.in_two_phases(rank):
-            assert codec is not None
-            block = self._block(seq, ranks)
-            if block.stretches is None:
-                block.stretches = Stretches(effect.x, codec, len(ranks))
-            key = (me.seed, rank, seq)
-            block.shares[rank] = CodedShare(effect.x, block.stretches, ranks.index(rank), key, effect.lost)
-            block.pending[rank] = pending
-            if len(block.pending) == len(ranks):
-                self._average(seq, block, effect.x, codec, gathers=False)
-            return pending
         x = effect.x
-        if codec is not None:
+        if codec is not None and not (ranks is not None and effect.in_two_phases(rank)):
             wanted = owing(x, effect.lost)
             x = coded(wanted, codec, (me.seed, rank, seq))
             keep(effect.lost, wanted, x)
@@ -99,9 +93,9 @@ class Exchanges:
         elif ranks is not None:
             block = self._block(seq, ranks)
             block.x[rank] = x.clone() if begun and x is effect.x else x
-            block.pending[rank] = pending
+            block.lost[rank], block.pending[rank] = effect.lost, pending
             if len(block.pending) == len(ranks):
-                self._average(seq, block, effect.x, codec, effect.gathers)
+                self._average(me, seq, block, effect)
         else:
             self._gossip(me, seq, effect, x if x is not effect.x else x.clone(), pending)
         return pending
@@ -137,14 +131,16 @@ class Exchanges:
             raise ValueError(f"workers disagree on exchange {seq}: it is among {block.ranks} and among {ranks}")
         return block
 
-    def _average(self, seq: int, block: _Block, like: Vec, codec: Codec | None, gathers: bool) -> None:
+    def _average(self, me: Replica, seq: int, block: _Block, effect: Mix) -> None:
         del self._blocks[seq, block.ranks[0]]
-        ranks = block.ranks
-        if block.shares:
-            value = coded_mean([block.shares[r] for r in ranks], len(ranks))
-        else:
+        ranks, codec = block.ranks, effect.codec
+        value: Vec | None
+        if codec is not None and effect.gathers:  # every worker has coded its own
             value = mean([block.x[r] for r in ranks], len(ranks))
-        seconds, sent = sum_cost(self._network, ranks, like, codec, gathers)
+        else:
+            key = (me.seed, seq)
+            value = mean_of_hosts(block.x, ranks, self._homes, len(ranks), codec, key, block.lost)
+        seconds, sent = sum_cost(self._network, ranks, effect.x, codec, effect.gathers)
         self.bytes_sent += sent
         self._deliver(seq, block, self._env.now, seconds, lambda: value)
 
@@ -169,13 +165,10 @@ class Exchanges:
 
         def value() -> Vec | None:
             gradients = {r: g() for r, g in contributions}
-            if codec is not None and not gathers:
-                return coded_mean(
-                    shares(gradients, ranks, Stretches(me.x, codec, len(ranks)), me.seed, seq), len(gradients)
-                )
-            if codec is not None:
-                gradients = {r: coded(g, codec, (me.seed, r, seq)) for r, g in gradients.items()}
-            return mean(list(gradients.values()), len(gradients)) if gradients else None
+            if codec is None or not gathers:
+                return mean_of_hosts(gradients, ranks, self._homes, len(gradients), codec, (me.seed, seq))
+            own = [coded(g, codec, (me.seed, r, seq)) for r, g in gradients.items()]
+            return mean(own, len(own)) if own else None
 
         self._deliver(seq, block, ready_s[-1], over_s - self._env.now, value)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from offbeat.sim.workers import Work
 from offbeat.sim.world import Deadlock, World
 from offbeat.strategies import as_method
 from offbeat.tasks.task import Task
-from offbeat.tensors.sums import mean
+from offbeat.tensors.houses import mean_of_hosts
 from offbeat.tensors.vector import Vec
 
 
@@ -119,7 +119,7 @@ def replay(
 
     def decider(fleet: Fleet | None) -> Decides:
         assert fleet is not None, "a record has a task"
-        return Recorded(order.told, lambda: _equalise(fleet, about.workers))
+        return Recorded(order.told, lambda: _equalise(fleet, about.workers, about.homes), about.homes)
 
     try:
         return _run(scene, more, sum(gradients), spans, rounds, None, decider)
@@ -171,6 +171,7 @@ def _run(
         rows=fleet.rows if fleet else lambda rank, step: 32,
         union=seen.union if seen else lambda rank, pieces: replicas[rank].x,
     )
+    decides = decider(fleet)
     world = World(
         replicas,
         method.body,
@@ -179,7 +180,7 @@ def _run(
         scene.network,
         trace,
         retired=lambda rank: retired.__setitem__(rank, replicas[rank].x.clone()),
-        decides=decider(fleet),
+        decides=decides,
     )
     if fleet is not None and scene.shared:
         # Those that were begun: in step, as many as each worker has taken, as nobody begins all of the next before.
@@ -193,7 +194,7 @@ def _run(
     with draw.seeded(seed), contextlib.closing(world):
         world.run()
         if fleet:
-            _equalise(fleet, workers)
+            _equalise(fleet, workers, decides.homes)
         model = fleet.model(0) if fleet else None
         if observer is not None and fleet is not None:
             observer.close(fleet.losses())
@@ -271,7 +272,7 @@ class _ending:
         return self._samples >= 0
 
 
-def _equalise(fleet: Fleet, workers: int) -> None:
+def _equalise(fleet: Fleet, workers: int, homes: Sequence[int]) -> None:
     """Make all replicas equal: the mean of weights and floating buffers, the maximum of integer ones.
 
     Replicas that are equal already are left alone: the mean of equal numbers may round.
@@ -279,7 +280,10 @@ def _equalise(fleet: Fleet, workers: int) -> None:
     for table in (fleet.X, fleet.B):
         for part in table:
             if not bool((part == part[:1]).all()):
-                part.copy_(mean([Vec((part[i],)) for i in range(workers)], workers).parts[0].expand_as(part))
+                rows = {rank: Vec((part[rank],)) for rank in range(workers)}
+                total = mean_of_hosts(rows, range(workers), homes, workers)
+                assert total is not None, "everybody gives its weights"
+                part.copy_(total.parts[0].expand_as(part))
     for part in fleet.N:
         part.copy_(part.amax(dim=0, keepdim=True).expand_as(part) if part.numel() else part)
 

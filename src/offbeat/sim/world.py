@@ -87,7 +87,7 @@ class World:
         self.workers = [Worker(me, body(me)) for me in replicas]
         self.trace = trace
         self.wait_s = [0.0] * len(replicas)
-        self.exchanges = Exchanges(self.env, network, trace, self._arrived)
+        self.exchanges = Exchanges(self.env, network, trace, self._arrived, decides.homes)
         self.partials: dict[str, ChannelOfAll | NodesPartial] = {}
         self.shared = decides.shared(self.env, network, trace, self._arrived)
         self._micro = decides.streams(self.env, network, work, trace, len(replicas))

@@ -31,9 +31,10 @@ class NoRecorder:
         seed: int,
         steps: int | None,
         unknown: Mapping[str, object],
-        hosts: int,
+        homes: tuple[int, ...],
     ) -> None:
-        """The run begins with these weights, on so many hosts; ``unknown`` to a Task is how else it was attached."""
+        """The run begins with these weights; ``unknown`` to a Task is how else it was attached. ``homes``: the numbers
+        of all workers' hosts."""
 
     def follow(self) -> None:
         """Another rank of this one's island keeps the record."""
@@ -78,12 +79,13 @@ class Recorder(NoRecorder):
         seed: int,
         steps: int | None,
         unknown: Mapping[str, object],
-        hosts: int,
+        homes: tuple[int, ...],
     ) -> None:
         said = [f"{name}={value}" for name, value in unknown.items()]
         cannot = f"it was attached with {' and '.join(said)}, which a Task does not know" if said else ""
         begun = order.digest(weights)
-        self.about = About(str(strategy), strategy.written(), size, seed, steps, begun, self._task, cannot, hosts)
+        on = (len(set(homes)), homes)
+        self.about = About(str(strategy), strategy.written(), size, seed, steps, begun, self._task, cannot, *on)
 
     def follow(self) -> None:
         self._folder = None

@@ -93,7 +93,8 @@ class Training:
         unknown = given.unknown_to_a_task
         if self._island is not None and not self._island.leads:
             self._recorder.follow()
-        self._recorder.begin(strategy, board.size, flat.whole(), given.seed, given.steps, unknown, self.me.hosts)
+        homes = self.transport.numbered_homes
+        self._recorder.begin(strategy, board.size, flat.whole(), given.seed, given.steps, unknown, homes)
         twin = ReplicaTwin.of(flat, inner)
         self.endpoints = Endpoints(
             board,
@@ -253,8 +254,6 @@ class Training:
             self.stats.work = share.in_words(self.name)  # all have told, and the store is there until all have read
             if self.me.size > 1:
                 self.transport.agree_on(torch.zeros(1), dist.ReduceOp.SUM, "the others to finish")
-        if self.transport.has_coded_sums_of_hosts or self.endpoints.has_coded_sums_of_hosts:
-            self._recorder.cannot("hosts of several ranks coded what they had summed, and a replay knows no hosts")
         self._recorder.end(self.me.rank, self._flat.whole())
         self._release()
         self.endpoints.close()

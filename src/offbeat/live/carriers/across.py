@@ -32,6 +32,7 @@ from offbeat.live.transport import hosts
 from offbeat.live.worker.board import Board
 from offbeat.live.worker.waiter import Waiter, Work
 from offbeat.tensors.codec import Codec, reads_quickly
+from offbeat.tensors.houses import together
 from offbeat.tensors.stretches import CodedShare, Room, Stretches
 from offbeat.tensors.vector import Vec, wide
 
@@ -99,7 +100,7 @@ class Across:
         waiter: Waiter,
     ) -> None:
         self.houses, self._commons, self._waiter = houses, commons, waiter
-        self.has_coded, self._room = False, Room()
+        self._room = Room()
         home = next(house for house in houses if board.rank in house)
         self._place, self._port, self._ports = houses.index(home), home.index(board.rank), min(map(len, houses))
         self._group: Group | None = None
@@ -123,7 +124,6 @@ class Across:
 
     def coded_total(self, tensors: Sequence[Tensor], record: Tensor, coding: Coding, what: str) -> None:
         """The same, coded between hosts. The ``record`` of who gives what is summed beside them, and not coded."""
-        self.has_coded = True
         # The second is for the sum of the records: when one port has made it, another may still read the members'.
         told = self._begin([record, torch.zeros_like(record)], what)
         own_record, records = told.mine
@@ -309,7 +309,7 @@ def across(
 ) -> Across | None:
     """Made by all of ``ranks`` now; ``homes`` are those of all ranks. None where a host's ranks cannot share memory, or
     where nobody has another beside it, or where the environment wants it otherwise."""
-    houses, wanted = hosts.together(ranks, homes), hosts.wanted()
+    houses, wanted = together(ranks, homes), hosts.wanted()
     if wanted not in (None, "ipc" if device.type == "cuda" else "shm") or max(map(len, houses)) == 1:
         return None
     home, commons = next(house for house in houses if board.rank in house), None

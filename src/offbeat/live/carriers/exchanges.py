@@ -29,6 +29,7 @@ from offbeat.live.worker.exchange_client import ExchangeClient, Exchanged, InSte
 from offbeat.live.worker.waiter import Waiter, Work
 from offbeat.method.effects import Mix
 from offbeat.tensors.codec import sent_to
+from offbeat.tensors.houses import numbered, together
 from offbeat.tensors.sums import mean, weighted
 from offbeat.tensors.vector import Vec, wide
 from offbeat.tensors.wire import all_reduce_bytes
@@ -71,9 +72,14 @@ class Transport:
         return [own.home for own in self._equipment]
 
     @property
+    def numbered_homes(self) -> tuple[int, ...]:
+        """The numbers of all ranks' hosts, as far as bytes are concerned: where Gloo is wanted, each has its own."""
+        return tuple(range(self.size)) if hosts.wanted() == "gloo" else numbered(self.homes)
+
+    @property
     def hosts(self) -> int:
-        """On how many the ranks are, as far as bytes are concerned: where Gloo is wanted, each has one of its own."""
-        return self.size if hosts.wanted() == "gloo" else len(set(self.homes))
+        """On how many the ranks are."""
+        return len(set(self.numbered_homes))
 
     # Memory that a host's ranks share.
 
@@ -118,7 +124,7 @@ class Transport:
         None where they are on one host, or where no two are, or where that is not to be had, or not wanted.
         """
         device, homes = tensors[0].device, self.homes
-        houses, on_gpu = hosts.together(ranks, homes), any(t.is_cuda for t in tensors)
+        houses, on_gpu = together(ranks, homes), any(t.is_cuda for t in tensors)
         one_gpu_each = all(len({gpu for r in house for gpu in self._equipment[r].gpus}) == 1 for house in houses)
         if len(houses) == 1 or (on_gpu and (not one_gpu_each or len({t.device for t in tensors}) > 1)):
             return None
@@ -132,11 +138,6 @@ class Transport:
         if found is not None:
             self.carriers |= found.carriers
         return found
-
-    @property
-    def has_coded_sums_of_hosts(self) -> bool:
-        """Whether what was coded was not each worker's own."""
-        return any(one is not None and one.has_coded for one in self._across.values())
 
     # A mix, in three shapes.
 

@@ -115,10 +115,6 @@ class BlockSums:
         """The ways vectors go here."""
         return set().union(*({"gloo"} if isinstance(way, Group) else way.carriers for way in self._ways.values()))
 
-    @property
-    def has_coded_sums_of_hosts(self) -> bool:
-        return any(isinstance(way, Across) and way.has_coded for way in self._ways.values())
-
     def give_up(self) -> None:
         """End a wait under way."""
         self._waiter.give_up()

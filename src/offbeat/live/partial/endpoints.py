@@ -142,11 +142,6 @@ class Endpoints:
         is the transport's to tell."""
         return self._carriers.union(*(ways.carriers for ways in (*self._ways, *self._beside.values())))
 
-    @property
-    def has_coded_sums_of_hosts(self) -> bool:
-        """Whether what was coded was not each worker's own."""
-        return self._sums is not None and self._sums.has_coded_sums_of_hosts
-
     def perform(self, effect: Effect[Any], me: Replica) -> object:
         """Answer what needs a clerk or shared weights; refuse what nobody can answer."""
         match effect:

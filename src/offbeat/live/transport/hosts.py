@@ -11,7 +11,6 @@ import hashlib
 import os
 import socket
 import struct
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -40,14 +39,6 @@ def home() -> str:
 def name() -> str:
     """Of this host, as other hosts know it; "" where no host process is wanted."""
     return "" if wanted() == "gloo" else hashlib.sha256(home().encode()).hexdigest()[:16]
-
-
-def together(ranks: Sequence[int], homes: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """These ranks by the hosts they are on, in the order of each host's first; ``homes`` are those of all ranks."""
-    found: dict[str, list[int]] = {}
-    for rank in ranks:
-        found.setdefault(homes[rank], []).append(rank)
-    return tuple(map(tuple, found.values()))
 
 
 def wanted() -> Carrier | None:

@@ -48,7 +48,7 @@ class _Chair:
 
 
 class ReplayedChannel:
-    """One channel, all workers, in the order of a record."""
+    """One channel, all workers, in the order of a record. ``homes``: the hosts of all nodes, where they are known."""
 
     def __init__(
         self,
@@ -59,6 +59,7 @@ class ReplayedChannel:
         nodes: Nodes,
         events: Sequence[Sequence[Event]],
         stood: Callable[[int], None],
+        homes: Sequence[int] = (),
     ) -> None:
         self.channel, self.nodes, self._env, self._network, self._trace = channel, nodes, env, network, trace
         self.chairs: dict[int, _Chair] = {}
@@ -68,7 +69,7 @@ class ReplayedChannel:
         self._given: dict[tuple[int, tuple[int, ...]], dict[int, Given]] = defaultdict(dict)
         self._outcomes: dict[tuple[int, tuple[int, ...]], Outcome] = {}  # of blocks that are through
         self._left: dict[tuple[int, tuple[int, ...]], int] = {}  # how many of a block have not been given its mean
-        self._stood = stood
+        self._stood, self._homes = stood, homes
         self._goes_on = False
 
     def _found_pools(self) -> dict[int, tuple[int, ...]]:
@@ -261,7 +262,7 @@ class ReplayedChannel:
         self._given[version, block] = ordered = {r: given[r] for r in block}
         me = self.chairs[block[0]].me
         lost = {r: self.chairs[r].channel.lost for r in block}
-        value = summed(self.channel, ordered, me, version, seat.divisor(block), lost)
+        value = summed(self.channel, ordered, me, version, seat.divisor(block), lost, self._homes)
         seconds, sent = charge(self.channel, me, self._network, [self.nodes.leader(r) for r in block])
         self.bytes_sent += sent
 

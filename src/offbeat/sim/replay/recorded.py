@@ -22,10 +22,11 @@ from offbeat.topology.hierarchy import Nodes
 
 
 class Recorded:
-    """The lists of all workers. ``equalise`` makes all replicas equal."""
+    """The lists of all workers. ``equalise`` makes all replicas equal; ``homes`` are the workers' hosts, where they are
+    known."""
 
-    def __init__(self, told: Sequence[Told], equalise: Callable[[], None]) -> None:
-        self._told, self._equalise = told, equalise
+    def __init__(self, told: Sequence[Told], equalise: Callable[[], None], homes: Sequence[int] = ()) -> None:
+        self._told, self._equalise, self.homes = told, equalise, homes
         self._averages = Averages([own.averages for own in told], len(told), self._make_equal)
         self._channels: list[ReplayedChannel] = []
         self._comes = [set[int]() for _ in told]  # of each worker, the places at which it is to stand
@@ -37,7 +38,8 @@ class Recorded:
         self, channel: Channel, env: simpy.Environment, network: Network, trace: Trace, nodes: Nodes, seed: int
     ) -> ReplayedChannel:
         events = [own.events_of(channel.name, channel.beside) for own in self._told]
-        made = ReplayedChannel(channel, env, network, trace, nodes, events, lambda rank: self._stood(rank, made))
+        homes = [self.homes[nodes.leader(node)] for node in range(nodes.count)] if self.homes else []
+        made = ReplayedChannel(channel, env, network, trace, nodes, events, lambda rank: self._stood(rank, made), homes)
         self._channels.append(made)
         return made
 
