@@ -145,7 +145,11 @@ class Endpoints:
     @property
     def has_coded_sums_of_hosts(self) -> bool:
         """Whether what was coded was not each worker's own."""
-        return self._sums is not None and self._sums.has_coded_sums_of_hosts
+        if self._sums is not None:
+            return self._sums.has_coded_sums_of_hosts
+        homes = self._transport.homes
+        several = self._transport.line is not None and 1 < len(set(homes)) < len(homes)
+        return several and self._channel is not None and self._channel.codec is not None
 
     def perform(self, effect: Effect[Any], me: Replica) -> object:
         """Answer what needs a clerk or shared weights; refuse what nobody can answer."""
@@ -312,6 +316,12 @@ class Endpoints:
 
     def retire(self) -> Vec:
         return self.pairs.retire(self.others.asked, self.others.take_part)
+
+    def fetch_lost(self) -> None:
+        """Let the vectors of what coding has lost be up to date, which are the method's own to remember."""
+        for end in (self, *self._beside.values()):
+            if isinstance(end._clerk, ChannelClient | Leader):
+                end._clerk.fetch_lost()
 
     def owed(self) -> Vec | None:
         if self._clerk is None or self._channel is None or self._channel.rules.of_weights:

@@ -17,6 +17,7 @@ from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.carriers.island import Island
 from offbeat.live.host import protocol as say
 from offbeat.live.host.channel_server import settings_of
+from offbeat.live.host.host_sums import told
 from offbeat.live.partial.alone import Alone
 from offbeat.live.partial.blocks import BlockSums
 from offbeat.live.partial.clerk import Clerk
@@ -88,7 +89,7 @@ class Opening:
         if nodes.count == 1:
             alone = Alone(channel, x, nodes, self._trace, me.seed, me.t, first_round, self._log)
             return Leader(alone, inside) if inside is not None else alone, None
-        if channel.codec is None and self._transport.line is not None:
+        if self._transport.line is not None:
             client = self._at_host_process(channel, x, me, nodes, first_round)
             return Leader(client, inside) if inside is not None else client, None
         referee = Referee(channel.rules, nodes.count, me.seed, first_round)
@@ -131,7 +132,7 @@ class Opening:
         return self.lines.meet(handler, nodes), telling
 
     def _at_host_process(self, channel: Channel, x: Vec | None, me: Replica, nodes: Nodes, first: int) -> ChannelClient:
-        """Where all workers are on one host, its host process keeps their seats."""
+        """Where workers have host processes, these keep their seats."""
         like = channel.looks(me.x)
         parameters = 0 if channel.rules.of_weights or channel.like is not None else me.parameters
         twin = self._twin if channel.rules.spares and nodes.per_node == 1 else None  # else the leader's alone would do
@@ -230,6 +231,7 @@ def _plan_of(channel: Channel, nodes: Nodes, seed: int, first_round: int) -> dic
         "seed": seed,
         "first_round": first_round,
         "period": period,
+        "codec": told(channel.codec),
         "rounds": [[None if (b := one.block(w)) is None else list(b) for w in workers] for one in rounds],
     }
 
