@@ -172,6 +172,11 @@ class HostSums:
         return hosts > 2 and self._memory.slot_bytes > DIRECT_BYTES
 
     @property
+    def are_through(self) -> bool:
+        """Whether no other host waits for what this one has still to code."""
+        return all(one.given is None for one in self._sums.values())
+
+    @property
     def values(self) -> list[Expression]:
         """What is still to be read here."""
         given = [one.given for one in self._sums.values() if one.given is not None]

@@ -218,7 +218,7 @@ class Host:
         for server in self._servers.values():
             server.flush()
         for key, until_s in list(self._leaving.items()):
-            if self._servers[key].others.is_through or time.monotonic() >= until_s:
+            if self._servers[key].is_through or time.monotonic() >= until_s:
                 self._close(key)
         if self._links is not None:
             self._links.flush()

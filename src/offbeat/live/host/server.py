@@ -163,6 +163,11 @@ class Server:
     def all_have_left(self) -> bool:
         return self._left.issuperset(self.others.here)
 
+    @property
+    def is_through(self) -> bool:
+        """Whether the other hosts have everything that they need of this one."""
+        return self.others.is_through
+
     def lost(self, host: int, words: str) -> None:
         """Another host cannot be reached any more; ``words`` say why."""
 
@@ -237,6 +242,10 @@ class BookedServer(Server):
         super().leave(worker, ended)
         if worker in self._books.clients:
             self._books.clients[worker].replies.clear()
+
+    @property
+    def is_through(self) -> bool:
+        return super().is_through and self.sums.are_through
 
     def lost(self, host: int, words: str) -> None:
         super().lost(host, words)
