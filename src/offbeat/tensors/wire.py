@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from offbeat.tensors.codec import Codec
+from offbeat.tensors.stretches import Stretches
 from offbeat.tensors.vector import Vec, wide
 
 
@@ -25,6 +26,11 @@ def two_phase_bytes(stretches: Sequence[int]) -> int:
     """Bytes that all members together send in a coded sum: of each stretch everyone's share to its owner, and the sum
     from there to everyone."""
     return 2 * (len(stretches) - 1) * sum(stretches)
+
+
+def sent_in_phases(stretches: Stretches, place: int) -> int:
+    """Bytes that one member sends of them: all that is not its own stretch, and the sum of that to all others."""
+    return sum(stretches.lengths) + (stretches.members - 2) * stretches.lengths[place]
 
 
 def message_bytes(x: Vec, codec: Codec | None) -> int:

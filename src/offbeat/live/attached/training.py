@@ -194,6 +194,7 @@ class Training:
         return state.full(self._model, keeps)
 
     def _remember(self) -> None:
+        self.endpoints.fetch_lost()
         owed = self.endpoints.owed() if self.endpoints.is_open else self._left.owed
         self._left = state.Left(self._driver.resume_from, self.endpoints.rounds, owed, self.stepping.stream.waiting)
 

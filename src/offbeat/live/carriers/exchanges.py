@@ -17,6 +17,7 @@ from torch import Tensor
 from offbeat.live.carriers import gpus
 from offbeat.live.carriers.across import SUMS, Across, across
 from offbeat.live.carriers.coded import CodedExchanges
+from offbeat.live.carriers.coding import CodedInStep
 from offbeat.live.carriers.commons import Commons
 from offbeat.live.carriers.group import LONG, Group
 from offbeat.live.carriers.porter import Porter
@@ -50,7 +51,6 @@ class Transport:
         self._commons: dict[tuple[tuple[int, ...], str], Commons | None] = {}
         self._across: dict[tuple[tuple[int, ...], str], Across | None] = {}
         self.porter = Porter(board)
-        self.coded = CodedExchanges(self)
         self.carriers: set[str] = set()  # the ways vectors have gone
         gpus.post(board, gpus.here(devices))
         waiter.until(lambda: gpus.all_have_posted(board), "the others to attach")
@@ -59,6 +59,7 @@ class Transport:
         self.in_step: InStep | None = None
         if board.line is not None:
             self.in_step = InStep(board.line, board, waiter.patience_s, self.common_gpu, self.carriers)
+        self.coded = CodedExchanges(self) if self.in_step is None else CodedInStep(self, self.in_step)
         self._side: Group | None = None
         if board.size > 1 and self.in_step is None:
             self._side = Group("side", self._everyone, board, waiter)
@@ -84,10 +85,13 @@ class Transport:
     # Memory that a host's ranks share.
 
     def common_gpu(self, tensors: Sequence[Tensor]) -> str:
-        """The only GPU on which vectors lie that look like these, on all ranks; "": there is no such GPU."""
-        gpus = {gpu for own in self._equipment for gpu in own.gpus}
+        """The only GPU on which vectors lie that look like these, on all ranks; "": there is no such GPU.
+
+        Where there are several hosts, vectors lie in host memory, from which they leave it.
+        """
         if len(set(self.homes)) > 1:
             return ""
+        gpus = {gpu for own in self._equipment for gpu in own.gpus}
         alone = all(t.is_cuda for t in tensors) and len({t.device for t in tensors}) == 1 and len(gpus) == 1
         return next(iter(gpus)) if alone and hosts.wanted() in (None, "ipc") and not hosts.gpu_each() else ""
 
@@ -147,11 +151,13 @@ class Transport:
         ``later``: it is waited for later, and computing goes on.
         """
         ranks = effect.W.block(self.rank)
+        if effect.codec is not None and isinstance(self.coded, CodedInStep):
+            return self.coded.mix(effect, effect.codec, (seed, self.rank, seq), all_blocks(effect.W), later)
         codec = effect.codec if ranks is None else sent_to(effect.codec, len(ranks) - 1)
-        if codec is not None:
+        if codec is not None and isinstance(self.coded, CodedExchanges):
             return self.coded.mix(effect, codec, ranks, (seed, self.rank, seq))
         if ranks is not None and all_blocks(effect.W):
-            return self._sum(effect.x, ranks, later)
+            return self.plain_mean(effect.x, ranks, later)
         if effect.codec is None and self.in_step is not None:
             return self._mixed_here(effect, self.in_step, later)
         if effect.codec is None:  # all are here, those too whom nobody mixes with
@@ -160,9 +166,9 @@ class Transport:
                 return self._read_neighbours(effect, commons, later)
         # On several hosts in the same way for all, as those of a host take part in each other's exchanges.
         between_two = ranks is None or (effect.codec is None and len(set(self.homes)) > 1)
-        return self._point_to_point(effect, later) if between_two else self._sum(effect.x, ranks or (), later)
+        return self._point_to_point(effect, later) if between_two else self.plain_mean(effect.x, ranks or (), later)
 
-    def _sum(self, x: Vec, ranks: tuple[int, ...], later: bool) -> Sent:
+    def plain_mean(self, x: Vec, ranks: tuple[int, ...], later: bool) -> Sent:
         if len(ranks) == 1:
             alone = x.clone()
             return Sent((), lambda: alone)

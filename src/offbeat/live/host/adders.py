@@ -5,7 +5,8 @@ One thread of Python's asks for them, one after the other: several would spend t
 chunk in every call, so that a chunk of the result stays in its core's cache while all terms are added to it.
 
 Sums are made in the order in which they were asked for: what a sum stands on has been asked for before it. Short ones
-are made at once, by whoever asks: to wake a thread would take longer. On a GPU a stream of the host process makes them,
+are made at once, by whoever asks: to wake a thread would take longer. Other work on vectors that lie here, such as
+coding, stands in the same row. On a GPU a stream of the host process makes them,
 and they are there when it has come so far, which is looked up.
 """
 
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 
-from offbeat.live.host.ledger import Expression, Sum
+from offbeat.live.host.ledger import Decoded, Expression, Sum
 from offbeat.live.memory.adding import add_up
 from offbeat.live.memory.arena import DeviceSlots, SlotMemory
 
@@ -49,17 +50,49 @@ class Making:
     @property
     def is_short(self) -> bool:
         """And stands on nothing that is still to be made."""
-        numbers, refs = sum(n for _, n in self.memory.kinds), sum(len(term.refs) for term in self.total.terms)
+        refs = sum(len(term.refs) for term in self.total.terms)
         inner = (one for term in self.total.terms for one in term.totals)
-        return numbers <= SHORT and numbers * refs <= SHORT_READ and all(one.is_made for one in inner)
+        return is_short(self.memory, refs) and all(one.is_made for one in inner)
 
     def add(self) -> None:
         total, memory = self.total, self.memory
         assert total.slot is not None
+        if isinstance(total, Decoded):
+            total.put(total.slot)
+            return
         terms = [[(memory.vec(slot), f) for slot, f in term.slots] for term in total.terms]
         for p, part in enumerate(memory.vec(total.slot).parts):
             add_up(part, [[(vec.parts[p], f) for vec, f in term] for term in terms], total.divisor)
         memory.note_all(total.slot, [slot for term in total.terms for slot, _ in term.slots])
+
+    def made(self) -> None:
+        """It is there."""
+        self.total.made()
+
+    @property
+    def root(self) -> Expression:
+        """What is being read and written."""
+        return Expression([(self.total, 1.0)])
+
+
+class Work:
+    """Something else to be done with vectors that lie here. ``reads``: one of them, which is made by then."""
+
+    def __init__(
+        self, do: Callable[[], None], then: Callable[[], None], reads: Expression | None, memory: SlotMemory
+    ) -> None:
+        self.add, self.made, self.memory = do, then, memory
+        self.root = Expression() if reads is None else reads
+
+    @property
+    def is_short(self) -> bool:
+        return is_short(self.memory, 1) and all(one.is_made for one in self.root.totals)
+
+
+def is_short(memory: SlotMemory, refs: int) -> bool:
+    """Whether so many vectors are read quickly."""
+    numbers = sum(n for _, n in memory.kinds)
+    return numbers <= SHORT and numbers * refs <= SHORT_READ
 
 
 class Adders:
@@ -67,10 +100,10 @@ class Adders:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._queue: SimpleQueue[Making | None] = SimpleQueue()
+        self._queue: SimpleQueue[Making | Work | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._there: SimpleQueue[Making | BaseException] = SimpleQueue()
-        self._at_work: deque[Making] = deque()  # in the order in which they will be there
+        self._there: SimpleQueue[Making | Work | BaseException] = SimpleQueue()
+        self._at_work: deque[Making | Work] = deque()  # in the order in which they will be there
         self._streams: dict[torch.device, Any] = {}
         self._on_gpu: deque[Making] = deque()
 
@@ -85,13 +118,24 @@ class Adders:
             self._on_gpu.append(making)
         elif making.is_short:
             making.add()
-            total.made()
+            making.made()
         else:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="offbeat-adder", daemon=True)
-                self._thread.start()
-            self._at_work.append(making)
-            self._queue.put(making)
+            self._put(making)
+
+    def do(self, work: Work) -> None:
+        """Do it, behind everything that was asked for."""
+        if work.is_short:
+            work.add()
+            work.made()
+        else:
+            self._put(work)
+
+    def _put(self, one: Making | Work) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="offbeat-adder", daemon=True)
+            self._thread.start()
+        self._at_work.append(one)
+        self._queue.put(one)
 
     def _stream(self, device: torch.device) -> Any:
         if device not in self._streams:
@@ -116,14 +160,14 @@ class Adders:
         while not self._there.empty():
             self._one_is_made()
         while self._on_gpu and self._on_gpu[0].mark.query():
-            self._on_gpu.popleft().total.made()
+            self._on_gpu.popleft().made()
 
     def _one_is_made(self) -> None:
         found = self._there.get()
         if isinstance(found, BaseException):
             raise found
-        found.total.made()
         self._at_work.remove(found)
+        found.made()
 
     def through_with(self, memory: SlotMemory) -> None:
         """Wait until nothing is written there any more: the memory goes back, and may be another channel's at once.
@@ -140,7 +184,7 @@ class Adders:
 
     def roots(self) -> list[Expression]:
         """What is being read and written here."""
-        return [Expression((one.total, 1.0) for one in (*self._at_work, *self._on_gpu))]
+        return [one.root for one in (*self._at_work, *self._on_gpu)]
 
     def close(self) -> None:
         if self._thread is not None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from offbeat.live.host.adders import Adders
 from offbeat.live.host.ledger import Expression, Slots, Sum, Written
-from offbeat.live.host.protocol import Answer
+from offbeat.live.host.protocol import Answer, Refused
 from offbeat.live.memory.arena import Arena, DeviceSlots, SlotMemory
 from offbeat.rounds.seat import Event
 
@@ -88,6 +88,10 @@ class ClientRecord:
             if one._writes:
                 one.news.append(news)
 
+    def refuse(self, words: str) -> None:
+        """Something went wrong; its worker is to know at once."""
+        self._send(Refused(self.key, words))
+
     def grant(self, slot: int) -> None:
         self.granted.add(slot)
         for one in self.ranks:
@@ -148,7 +152,7 @@ class Books:
     """Slots and sums of one channel, or of shared weights, and the workers there."""
 
     def __init__(self, arena: Arena, memory: SlotMemory, adders: Adders) -> None:
-        self._arena, self.memory, self._adders = arena, memory, adders
+        self._arena, self.memory, self.adders = arena, memory, adders
         self.clients: dict[int, ClientRecord] = {}
         self.also: Callable[[], Iterable[Expression]] = lambda: ()  # what else may be asked for
         self.aside: set[int] = set()  # slots that are to be written to
@@ -161,7 +165,7 @@ class Books:
         return slot
 
     def _roots(self) -> tuple[list[Expression], list[int]]:
-        found = [*self._adders.roots(), *self.also()]
+        found = [*self.adders.roots(), *self.also()]
         slots = [*self.aside]
         for client in self.clients.values():
             found += client.roots
@@ -179,7 +183,7 @@ class Books:
             for one in total.unmade([]):
                 if one.slot is None:
                     one.slot = self.slots.take()
-                    self._adders.make(one, self.memory)
+                    self.adders.make(one, self.memory)
 
     def shorten(self, vector: Expression) -> None:
         """Of an expression that has grown long, the sum takes its place: what it stood on is free sooner."""
@@ -207,7 +211,7 @@ class Books:
 
     def close(self) -> None:
         """All have left: the memory goes back."""
-        self._adders.through_with(self.memory)
+        self.adders.through_with(self.memory)
         self.memory.forget()
         for slot in self.slots.all:
             self._arena.give_back(slot, self.memory.slot_bytes)

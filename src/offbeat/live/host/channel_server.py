@@ -6,8 +6,9 @@ is needed for a round: what a worker has to say for itself lies in memory before
 
 With workers on several hosts, a deposit is in round v if its own host process heard it before "go v", which the first
 host says to all. A block of workers of several hosts is summed in two steps: each host adds up what its own workers
-give, sends that to the other hosts of the block, and adds up the hosts' parts in the order of the hosts. So all get the
-same bits.
+give, and the hosts sum their parts in the order of their first workers in the block. So all get the same bits. Two
+hosts send each other what they have; what is coded, or long and of more hosts, goes in two phases (host_sums.py). What
+coding loses for a worker is kept here while the channel is open.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from offbeat.live.host import protocol as say
 from offbeat.live.host.books import Books, ClientRecord, Reply, Send
+from offbeat.live.host.host_sums import Given as GivenByHost
+from offbeat.live.host.host_sums import Summed
 from offbeat.live.host.ledger import Expression, Sum, Written
 from offbeat.live.host.server import Counterparts, MeetingServer
 from offbeat.rounds.held import NEVER, Elsewhere, held
@@ -90,7 +93,7 @@ class HostPart(NamedTuple):
 class Block:
     """A block of a round that has started: what its members at this host give, and what the other hosts say of theirs.
 
-    ``hosts``: those with members, in their order.
+    ``hosts``: those with members, in the order of their first ones.
     """
 
     version: int
@@ -146,7 +149,7 @@ class ChannelServer(MeetingServer):
         wait, *settings = plan["rules"]
         self._rules, self.nodes = Rules(_rule(wait), *settings), Nodes(*plan["nodes"])
         self.worker_of = {rank: number // others.of for number, rank in enumerate(plan["members"])}
-        self._first_round = int(plan["first_round"])
+        self._first_round, self._seed = int(plan["first_round"]), int(plan["seed"])
         self._referee: Referee | None = None
         if others.decides:
             self._referee = Referee(self._rules, self.nodes.count, int(plan["seed"]), self._first_round)
@@ -165,12 +168,17 @@ class ChannelServer(MeetingServer):
         self._said: dict[int, Elsewhere] = {}
         self._looked_s = 0.0
         self._question, self._answers = 0, dict[int, dict[int, Elsewhere]]()  # of other hosts: where their workers are
+        self._lost: dict[int, Expression] = {}  # what coding has lost for a worker
         self._counted: dict[int, Callable[[int], None]] = {}  # who waits to hear how many rounds have started for it
 
     def values(self) -> list[Expression]:
         parts = [*self._parts.values(), *(block.parts for block in self._under_way.values())]
         of_hosts = [part.value for some in parts for part in some.values() if part.value is not None]
-        return [*of_hosts, *(cast(Expression, value) for seat in self._seats.values() for value in seat.values)]
+        return [
+            *of_hosts,
+            *self._lost.values(),
+            *(cast(Expression, value) for seat in self._seats.values() for value in seat.values),
+        ]
 
     # Those who come and leave.
 
@@ -211,16 +219,25 @@ class ChannelServer(MeetingServer):
                 self._interrupt(self._clients[rank // self.others.of])
             case say.Owed():
                 owed = cast("Expression | None", self._clients[rank // self.others.of].seat.tray.owed())
-                given = [] if owed is None else [(owed, None)]
-                results = self._clients[rank // self.others.of].seat.results
-                self._books.reply_to(rank, Reply("owed", None, results, [], given))
+                self._answer_one(rank, "owed", [] if owed is None else [owed])
+            case say.Lost():
+                lost = self._lost[rank // self.others.of]
+                self._answer_one(rank, "lost", [Expression([(Sum([lost]), 1.0)])])  # a copy: rounds may change it
             case _:
                 return False
         return True
 
-    def begin(self, worker: int, message: say.FirstDeposit) -> None:
+    def _answer_one(self, rank: int, how: str, vectors: Sequence[Expression]) -> None:
+        results = self._clients[rank // self.others.of].seat.results
+        self._books.reply_to(rank, Reply(how, None, results, [], [(one, None) for one in vectors]))
+
+    def begin(self, worker: int, message: say.KeepLost | say.FirstDeposit) -> None:
         client = self._clients[worker]
-        if message.slot >= 0:
+        if isinstance(message, say.KeepLost):
+            self._lost[worker] = client.written(message.slot)
+            client.reads_nothing_own()
+            self._books.grant(client)
+        elif message.slot >= 0:
             client.seat.tray.deposit(client.written(message.slot), Deposit(-1, self._first_round))
             self._books.grant(client)
         self._reply(client)
@@ -498,7 +515,8 @@ class ChannelServer(MeetingServer):
     def _block(self, go: say.Go, ranks: tuple[int, ...]) -> Block:
         home_of = self.others.home_of
         here = [r for r in ranks if home_of[r] == self.others.me]
-        return Block(go.version, ranks, here, sorted({home_of[r] for r in ranks}), go.started_by, go.flush)
+        hosts = list(dict.fromkeys(home_of[r] for r in ranks))
+        return Block(go.version, ranks, here, hosts, go.started_by, go.flush)
 
     def _snapshot(self, block: Block) -> None:
         """Take what the members here give, and tell the other hosts."""
@@ -513,6 +531,9 @@ class ChannelServer(MeetingServer):
             self._deliver(block, Sum(terms, self._divisor(block)), shares)
             return
         value = self.as_one(terms) if terms else None
+        if self.sums.takes(block.hosts):
+            self._sum_in_phases(block, value, shares)
+            return
         block.parts = {self.others.me: HostPart(value, shares), **self._parts.pop(block.name, {})}
         self._under_way[block.name] = block
         told = [(r, share.age, share.fresh) for r, share in shares.items()]
@@ -524,6 +545,20 @@ class ChannelServer(MeetingServer):
                 else:
                     self.send(host, part, value)
         self._deliver_if_whole(block)
+
+    def _sum_in_phases(self, block: Block, value: Expression | None, shares: dict[int, Freshness]) -> None:
+        """With the other hosts of the block, which hear nothing else of what is given here."""
+        first = block.here[0]
+        said = [(r, share.age, share.fresh) for r, share in shares.items()]
+        lost = self._lost.get(first) if self.sums.codec is not None else None
+        given = GivenByHost(value, said, (self._seed, first, block.version), lost)
+
+        def deliver(summed: Summed) -> None:
+            everyones = {r: Freshness(age, fresh) for some in summed.said for r, age, fresh in some}
+            self._deliver(block, summed.total(self._divisor(block)), dict(sorted(everyones.items())))
+            self._go_on()
+
+        self.sums.begin(block.name, block.hosts, given, deliver)
 
     def _hear_part(self, name: tuple[int, int], host: int, part: HostPart) -> None:
         block = self._under_way.get(name)
@@ -542,6 +577,11 @@ class ChannelServer(MeetingServer):
             del self._under_way[block.name]
             self._go_on()
 
+    def lost(self, host: int, words: str) -> None:
+        super().lost(host, words)
+        self._under_way = {name: one for name, one in self._under_way.items() if host not in one.hosts}
+        self._parts = {}
+
     def _divisor(self, block: Block) -> int:
         return self._clients[block.here[0]].seat.divisor(block.ranks)
 
@@ -552,7 +592,7 @@ class ChannelServer(MeetingServer):
         now, told = time.monotonic(), [(r, tuple(share)) for r, share in shares.items()]
         for r, one in block.given.items():
             if self._clients[r].seat.deliver(outcome, one):
-                self._clients[r].tell((version, block.started_by, told, members, now))
+                self._clients[r].tell((version, block.started_by, told, members, block.ranks.index(r), now))
         if block.flush:
             self._is_flushed()
             return

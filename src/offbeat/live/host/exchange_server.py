@@ -1,8 +1,9 @@
 """Exchanges in step at the host process: everybody lays something down, and is answered when those have whom it needs.
 
 The n-th exchange of one member meets the n-th of every other. A sum that several members want is made once. Where the
-members are on several hosts and all want the same sum, each host adds up what its own have brought and sends that to
-the others; what some members want as it is goes to their hosts.
+members are on several hosts and all want the same sum, each host adds up what its own have brought, and the hosts sum
+their parts: two hosts send each other what they have; what is coded, or long and of more hosts, goes in two phases
+(host_sums.py). What some members want as it is goes to their hosts.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from offbeat.live.host import protocol as say
 from offbeat.live.host.books import Books, ClientRecord, Reply, Send
+from offbeat.live.host.host_sums import Given, Summed
 from offbeat.live.host.ledger import Expression, Sum
 from offbeat.live.host.server import BookedServer, Counterparts
 
@@ -18,7 +20,8 @@ from offbeat.live.host.server import BookedServer, Counterparts
 class Exchange:
     """One of them: what has been laid down, who wants what, and the sums that were wanted.
 
-    ``parts``: what each host's members have brought together; None: nothing.
+    ``parts``: what each host's members have brought together; None: nothing. ``summed``: what has come of all parts,
+    where they were summed in two phases.
     """
 
     def __init__(self) -> None:
@@ -27,19 +30,39 @@ class Exchange:
         self.wants: dict[int, say.Lay] = {}
         self.totals: dict[tuple[Any, ...], Sum] = {}
         self.parts: dict[int, Expression | None] = {}
+        self.summed: Summed | None = None
+        self.first: say.Lay | None = None  # of this host's first member
 
     def values(self) -> list[Expression]:
-        return [vector for vector in (*self.laid.values(), *self.parts.values()) if vector is not None]
+        lost = None if self.summed is None else self.summed.lost
+        return [vector for vector in (*self.laid.values(), *self.parts.values(), lost) if vector is not None]
 
     def answer(self, lay: say.Lay) -> list[Expression]:
         vectors = []
         if lay.sums:
             key = (*map(tuple, lay.sums), lay.divisor)
             if key not in self.totals:
-                self.totals[key] = Sum(self._terms(lay), lay.divisor)
+                divisor = lay.divisor or max(1, len(self.gave))
+                self.totals[key] = Sum(self._terms(lay), divisor) if self.summed is None else self.summed.total(divisor)
             vectors.append(Expression([(self.totals[key], 1.0)]))
+            if lay.keeps and self.summed is not None and self.summed.lost is not None:
+                vectors.append(self.summed.lost.clone())
         read = [self.laid[member] for member in lay.reads]
         return [*vectors, *(vector.clone() for vector in read if vector is not None)]
+
+    @property
+    def gave(self) -> list[int]:
+        """Who has brought something."""
+        if self.summed is None:
+            return [member for member, vector in self.laid.items() if vector is not None]
+        return [member for some in self.summed.said for member, gives, _ in some if gives]
+
+    def notes_for(self, lay: say.Lay) -> list[Any]:
+        """What was said beside the vectors that are read, or that were coded and summed: by all, in their order."""
+        if lay.reads or not lay.draws:
+            return [self.notes[member] for member in lay.reads]
+        told = {} if self.summed is None else {member: note for some in self.summed.said for member, _, note in some}
+        return [note for _, note in sorted({**self.notes, **told}.items())]
 
     def _terms(self, lay: say.Lay) -> list[Expression]:
         if len(self.parts) > 1:
@@ -79,6 +102,8 @@ class ExchangeServer(BookedServer):
                 exchange.laid[worker] = None if slot < 0 else client.written(slot)
                 client.own = None
                 exchange.notes[worker], exchange.wants[worker] = message.note, message
+                if worker == self.others.here[0]:
+                    exchange.first = message
                 if self.others.others:
                     self._tell_hosts(worker, message, exchange)
                 self._answer(number, exchange)
@@ -110,9 +135,25 @@ class ExchangeServer(BookedServer):
         if lay.alike and all(member in exchange.laid for member in self.others.here):
             brought = [exchange.laid[member] for member in self.others.here]
             terms = [vector for vector in brought if vector is not None]
-            part = exchange.parts[self.others.me] = self.as_one(terms) if terms else None
+            part = self.as_one(terms) if terms else None
+            if self.sums.takes(self.others.hosts):
+                self._sum_in_phases(lay.number, exchange, part)
+                return
+            exchange.parts[self.others.me] = part
             for host in self.others.others:
                 self._pass_on(host, say.HostSum(self.key, lay.number, part is not None), part)
+
+    def _sum_in_phases(self, number: int, exchange: Exchange, part: Expression | None) -> None:
+        first, laid = exchange.first, exchange.laid
+        assert first is not None
+
+        def answer(summed: Summed) -> None:
+            exchange.summed = summed
+            self._answer(number, exchange)
+
+        said = [(member, laid[member] is not None, exchange.notes[member]) for member in self.others.here]
+        given = Given(part, said, tuple(first.draws), anew=first.keeps)
+        self.sums.begin((number,), range(len(self.others.hosts)), given, answer)
 
     def _pass_on(self, host: int, message: Any, value: Expression | None) -> None:
         if value is None:
@@ -122,16 +163,16 @@ class ExchangeServer(BookedServer):
 
     def _can_answer(self, exchange: Exchange, lay: say.Lay) -> bool:
         if lay.alike and self.others.others:
-            return len(exchange.parts) == len(self.others.hosts)
+            return exchange.summed is not None or len(exchange.parts) == len(self.others.hosts)
         return all(member in exchange.laid for member in (*(member for member, _ in lay.sums), *lay.reads))
 
     def _answer(self, number: int, exchange: Exchange) -> None:
         for worker, lay in list(exchange.wants.items()):
             if self._can_answer(exchange, lay):
                 del exchange.wants[worker]
-                notes = [exchange.notes[member] for member in lay.reads]
-                self._reply(self._clients[worker], "exchange", [number, notes], exchange.answer(lay))
-        if exchange.laid.keys() >= set(self.others.here) and not exchange.wants:
+                about = [number, exchange.notes_for(lay)]
+                self._reply(self._clients[worker], "exchange", about, exchange.answer(lay))
+        if number in self._exchanges and exchange.laid.keys() >= set(self.others.here) and not exchange.wants:
             del self._exchanges[number]  # what was answered stands on what it needs
 
     def flush(self) -> None:

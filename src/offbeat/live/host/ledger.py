@@ -53,6 +53,23 @@ class Sum:
         self.is_made, self.terms = True, ()
 
 
+class Decoded(Sum):
+    """What several hosts have summed together. It is not added up here: ``put`` writes it into a slot.
+
+    ``then`` is called when it is there.
+    """
+
+    __slots__ = ("_then", "put")
+
+    def __init__(self, put: Callable[[int], None], then: Callable[[], None]) -> None:
+        super().__init__(())
+        self.put, self._then = put, then
+
+    def made(self) -> None:
+        super().made()
+        self._then()
+
+
 class Expression:
     """Slots and totals with factors. It does what a seat asks of a vector."""
 

@@ -136,6 +136,7 @@ class Host:
         self._opened: dict[str, set[str]] = {}  # which other hosts' workers have come to a channel
         self._leaving: dict[str, float] = {}  # servers whose workers have left, and until when others may hear the rest
         self._coming: dict[str, tuple[str, int]] = {}  # for whose vector on its way a slot was taken, by host
+        self._stretches: dict[str, tuple[say.Stretch, torch.Tensor]] = {}  # the same for what goes into no slot
         self._selector = selectors.DefaultSelector()
         self._had_workers = False
 
@@ -218,7 +219,7 @@ class Host:
         for server in self._servers.values():
             server.flush()
         for key, until_s in list(self._leaving.items()):
-            if self._servers[key].others.is_through or time.monotonic() >= until_s:
+            if self._servers[key].is_through or time.monotonic() >= until_s:
                 self._close(key)
         if self._links is not None:
             self._links.flush()
@@ -420,7 +421,11 @@ class Host:
                 server.others.shut(host)
         elif server is not None:
             try:
-                server.hear_host(server.others.hosts.index(host), message, self._value_of(host, message, server))
+                number = server.others.hosts.index(host)
+                if isinstance(message, say.Stretch) and isinstance(server, BookedServer):
+                    server.sums.hear(number, message, self._stretch_of(host, message))
+                else:
+                    server.hear_host(number, message, self._value_of(host, message, server))
             except Exception as error:  # the workers here are to know; those of other channels go on
                 for connection in self._connections:
                     if message.key in connection.workers:
@@ -431,6 +436,12 @@ class Host:
         """Where the vector goes that comes with a message of another host: into a slot, or nowhere."""
         server = self._servers.get(message.key)
         self._give_up_room(host)
+        if server is None:  # its workers have left
+            return ()
+        if isinstance(message, say.Stretch) and isinstance(server, BookedServer):
+            stretch = server.room_of_stretch(server.others.hosts.index(host), message, nbytes)
+            self._stretches[host] = message, stretch
+            return [memoryview(stretch.numpy().data)]
         if isinstance(server, BookedServer) and (slot := server.room(nbytes)) is not None:
             self._coming[host] = message.key, slot
             return [server.bytes_of(slot)]
@@ -440,11 +451,18 @@ class Host:
 
     def _give_up_room(self, host: str) -> None:
         """A vector that was on its way begins anew, or never comes."""
+        self._stretches.pop(host, None)
         if host in self._coming:
             key, slot = self._coming.pop(host)
             server = self._servers.get(key)
             if isinstance(server, BookedServer):
                 server.came(slot)
+
+    def _stretch_of(self, host: str, message: say.Stretch) -> torch.Tensor | None:
+        """What came with it. One without a vector may come while another's is on its way."""
+        if host in self._stretches and self._stretches[host][0] is message:
+            return self._stretches.pop(host)[1]
+        return None
 
     def _value_of(self, host: str, message: Any, server: Server) -> Expression | None:
         if host in self._coming and isinstance(server, BookedServer) and getattr(message, "gives", False):
@@ -455,7 +473,7 @@ class Host:
         self._give_up_room(host)
         for server in list(self._servers.values()):
             if host in server.others.hosts:
-                server.others.shut(host)
+                server.others.lost(host)
                 server.lost(server.others.hosts.index(host), words)
 
     # What workers are doing.

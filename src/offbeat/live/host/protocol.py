@@ -144,6 +144,20 @@ class CatchUp(NamedTuple):
     due: int
 
 
+class KeepLost(NamedTuple):
+    """What coding has lost for the worker before, in ``slot``: the host process keeps it from now on."""
+
+    key: str
+    slot: int
+    due: int
+
+
+class Lost(NamedTuple):
+    """What has coding lost for the worker?"""
+
+    key: str
+
+
 class Owed(NamedTuple):
     """What lies in the worker's tray, or what its shared weights are."""
 
@@ -196,8 +210,10 @@ class Lay(NamedTuple):
     """A worker's part in exchange ``number`` of those who exchange here.
 
     ``slot``: what it brings; −1: nothing. ``note``: what it says beside. ``sums``: whose vectors it wants the sum of,
-    each with its weight, divided by ``divisor``; ``reads``: whose it wants as they are. ``early``: it wants another
-    slot before the answer. ``sends``: who wants what it brings as it is; ``alike``: all members want the same sum.
+    each with its weight, divided by ``divisor`` (0: by how many bring something); ``reads``: whose it wants as they
+    are. ``early``: it wants another slot before the answer. ``sends``: who wants what it brings as it is; ``alike``:
+    all members want the same sum. ``draws`` key those of coding, where it speaks for its host; ``keeps``: then it wants
+    to have what coding has lost.
     """
 
     key: str
@@ -209,6 +225,8 @@ class Lay(NamedTuple):
     reads: list[int]
     sends: list[int]
     alike: bool
+    draws: list[int]
+    keeps: bool
     early: bool
     released: int
     due: int
@@ -449,6 +467,22 @@ class Part(NamedTuple):
     gives: bool
 
 
+class Stretch(NamedTuple):
+    """Of a sum of ``hosts`` in two phases (host_sums.py): this host's share of the stretch that you own, or the sum of
+    the stretch that this host owns.
+
+    ``sum``: which it is: a round and the first worker of its block, or an exchange. ``said``: what this host's members
+    say beside. ``gives``: whether they give anything; it comes along, if your stretch has a length.
+    """
+
+    key: str
+    sum: list[int]
+    hosts: list[int]
+    phase: int
+    said: Any
+    gives: bool
+
+
 class StartedWith(NamedTuple):
     """So many rounds have started that a worker has a part in, which is back."""
 
@@ -570,6 +604,8 @@ KINDS: tuple[type[Any], ...] = (
     Stands,
     Back,
     CatchUp,
+    KeepLost,
+    Lost,
     Owed,
     Spare,
     RoundsAhead,
@@ -603,6 +639,7 @@ KINDS: tuple[type[Any], ...] = (
     Noticed,
     Go,
     Part,
+    Stretch,
     StartedWith,
     WhereAre,
     TheyAre,

@@ -17,14 +17,26 @@ from typing import TYPE_CHECKING, Any
 
 from offbeat.live.host import protocol as say
 from offbeat.live.host.books import Books, ClientRecord, Send
+from offbeat.live.host.host_sums import HostSums, codec_of
 from offbeat.live.host.ledger import Expression, Sum, Written
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from offbeat.live.memory.arena import SlotMemory
 
 EVERYBODY = -1  # has come, or stands, or has retired
 
 Carry = Callable[[str, Any, Sequence[memoryview], "Callable[[], None] | None"], None]
+
+
+class Bytes:
+    """A vector that lies in no slot; ``there`` is called when the other host has it."""
+
+    totals: Sequence[Sum] = ()  # it stands on
+
+    def __init__(self, views: Sequence[memoryview], there: Callable[[], None]) -> None:
+        self.views, self.there = views, there
 
 
 class Counterparts:
@@ -45,16 +57,16 @@ class Counterparts:
         self.others = [host for host in range(len(self.hosts)) if host != self.me]
         self._open: set[int] = set()
         self._gone: set[int] = set()  # closed again, or lost
-        self._held: dict[int, list[tuple[Any, Expression | None]]] = {host: [] for host in self.others}
-        self._on_their_way: list[Expression] = []
+        self._held: dict[int, list[tuple[Any, Expression | Bytes | None]]] = {host: [] for host in self.others}
+        self._on_their_way: list[tuple[int, Expression | Bytes]] = []
 
     @property
     def decides(self) -> bool:
         """Whether what all must agree on is decided here."""
         return self.me == 0
 
-    def send(self, host: int, message: Any, value: Expression | None = None) -> None:
-        """``value`` is one slot, or one sum that is being made."""
+    def send(self, host: int, message: Any, value: Expression | Bytes | None = None) -> None:
+        """An expression is one slot, or one sum that is being made."""
         if host not in self._gone:
             self._held[host].append((message, value))
 
@@ -72,6 +84,13 @@ class Counterparts:
             self._gone.add(number)
             self._held[number] = []
 
+    def lost(self, host: str) -> None:
+        """Nothing of what was on its way there is read any more."""
+        self.shut(host)
+        if host in self.hosts:
+            gone = self.hosts.index(host)
+            self._on_their_way = [(number, value) for number, value in self._on_their_way if number != gone]
+
     def flush(self, memory: SlotMemory | None = None) -> None:
         """Let go what can go: to counterparts that are open, values that are made."""
         for host in self._open - self._gone:
@@ -84,12 +103,13 @@ class Counterparts:
                 elif any(not total.is_made for total in value.totals):
                     self._held[host].append((message, value))
                 else:
-                    assert memory is not None
-                    ((slot, factor),) = value.slots
-                    assert factor == 1.0
-                    self._on_their_way.append(value)
-                    there = partial(self._on_their_way.remove, value)
-                    self._carry(self.hosts[host], message, [memory.bytes_of(slot)], there)
+                    self._on_their_way.append((host, value))
+                    self._carry(self.hosts[host], message, _views(value, memory), partial(self._is_there, host, value))
+
+    def _is_there(self, host: int, value: Expression | Bytes) -> None:
+        self._on_their_way = [one for one in self._on_their_way if one[1] is not value or one[0] != host]
+        if isinstance(value, Bytes):
+            value.there()
 
     @property
     def is_through(self) -> bool:
@@ -99,8 +119,18 @@ class Counterparts:
     @property
     def roots(self) -> list[Expression]:
         """What is still to be read for the others."""
-        held = [value for some in self._held.values() for _, value in some if value is not None]
-        return [*held, *self._on_their_way]
+        held = [value for some in self._held.values() for _, value in some]
+        every = [*held, *(value for _, value in self._on_their_way)]
+        return [value for value in every if isinstance(value, Expression)]
+
+
+def _views(value: Expression | Bytes, memory: SlotMemory | None) -> Sequence[memoryview]:
+    if isinstance(value, Bytes):
+        return value.views
+    assert memory is not None
+    ((slot, factor),) = value.slots
+    assert factor == 1.0
+    return [memory.bytes_of(slot)]
 
 
 class Unison:
@@ -158,6 +188,11 @@ class Server:
     def all_have_left(self) -> bool:
         return self._left.issuperset(self.others.here)
 
+    @property
+    def is_through(self) -> bool:
+        """Whether the other hosts have everything that they need of this one."""
+        return self.others.is_through
+
     def lost(self, host: int, words: str) -> None:
         """Another host cannot be reached any more; ``words`` say why."""
 
@@ -182,7 +217,9 @@ class BookedServer(Server):
     def __init__(self, key: str, plan: dict[str, Any], others: Counterparts, books: Books) -> None:
         super().__init__(key, plan, others)
         self._books = books
-        books.also = lambda: [*self.values(), *others.roots]
+        codec = codec_of(plan.get("codec"))
+        self.sums = HostSums(key, others.me, codec, books, self._send_bytes, self._refuse)
+        books.also = lambda: [*self.values(), *self.sums.values, *others.roots]
 
     def values(self) -> list[Expression]:
         """All vectors that may still be asked for."""
@@ -194,6 +231,18 @@ class BookedServer(Server):
         slot = self._books.slots.take()
         self._books.aside.add(slot)
         return slot
+
+    def _send_bytes(self, host: int, message: Any, views: Sequence[memoryview], there: Callable[[], None]) -> None:
+        self.others.send(host, message, Bytes(views, there) if views else None)
+
+    def _refuse(self, error: BaseException) -> None:
+        """The workers here are to know."""
+        for client in self._books.clients.values():
+            client.refuse(f"{type(error).__name__}: {error}")
+
+    def room_of_stretch(self, host: int, message: say.Stretch, nbytes: int) -> Tensor:
+        """Memory for a vector of another host that goes into no slot."""
+        return self.sums.room(host, message, nbytes)
 
     def bytes_of(self, slot: int) -> memoryview:
         return self._books.memory.bytes_of(slot)
@@ -219,11 +268,20 @@ class BookedServer(Server):
         if rank in self._books.clients:
             self._books.clients[rank].replies.clear()
 
+    @property
+    def is_through(self) -> bool:
+        return super().is_through and self.sums.are_through
+
+    def lost(self, host: int, words: str) -> None:
+        super().lost(host, words)
+        self.sums.lost(host)
+
     def flush(self) -> None:
         self._books.flush()
         self.others.flush(self._books.memory)
 
     def close(self) -> None:
+        self.sums.close()
         self._books.close()
 
 
@@ -272,7 +330,9 @@ class MeetingServer(BookedServer):
         if said is None:
             return
         worker, message = said
-        if isinstance(message, say.FirstDeposit):
+        if isinstance(message, say.KeepLost):
+            self.begin(worker, message)
+        elif isinstance(message, say.FirstDeposit):
             self.begin(worker, message)
             self.has_come(worker)
         elif self._all_are_there:
@@ -284,8 +344,8 @@ class MeetingServer(BookedServer):
         """Whether a message is one rank's own, and not its worker's; then it has been heard."""
         return False
 
-    def begin(self, worker: int, message: say.FirstDeposit) -> None:
-        """What answers for a worker until its first step is there."""
+    def begin(self, worker: int, message: Any) -> None:
+        """What a worker brings from before: what answers for it until its first step, what coding has lost."""
         raise NotImplementedError
 
     def hear_in_time(self, worker: int, message: Any) -> None:

@@ -58,7 +58,7 @@ class WeightsServer(MeetingServer):
     def greet(self, client: Sharer) -> None:
         self._books.reply(client, Reply("open", None, 0, [], ()))
 
-    def begin(self, worker: int, message: say.FirstDeposit) -> None:
+    def begin(self, worker: int, message: Any) -> None:
         me = self._sharers[worker]
         me.shared = SharedVec(me.written(message.slot), me.log)
         self._books.reply(me, Reply("heard", None, 0, [], ()))

@@ -158,7 +158,8 @@ class SlotMemory:
         """All of it: the vector, and the note."""
         return memoryview(self._mapping.bytes_at(slot, self.slot_bytes).data)
 
-    def _note(self, slot: int) -> NDArray[np.uint8]:
+    def note(self, slot: int) -> NDArray[np.uint8]:
+        """Of which parameters were used."""
         found = self._notes.get(slot)
         if found is None:
             found = self._notes[slot] = self._mapping.bytes_at(slot + self._notes_at, self.parameters)
@@ -167,15 +168,15 @@ class SlotMemory:
     def note_used(self, slot: int, used: Used) -> None:
         """Which parameters were used to make what lies there."""
         if self.parameters:
-            self._note(slot)[:] = 1 if used is None else used
+            self.note(slot)[:] = 1 if used is None else used
 
     def note_all(self, slot: int, made_of: Sequence[int]) -> None:
         """Those that at least one of these slots used."""
         if self.parameters:
-            note = self._note(slot)
+            note = self.note(slot)
             note[:] = 0
             for one in made_of:
-                note |= self._note(one)
+                note |= self.note(one)
 
     def used(self, slots: Sequence[int]) -> Used:
         """Those that at least one of these slots used."""
@@ -183,7 +184,7 @@ class SlotMemory:
             return None
         found = np.zeros(self.parameters, np.uint8)
         for slot in slots:
-            found |= self._note(slot)
+            found |= self.note(slot)
         return tuple(map(bool, found.tolist()))
 
     def forget(self) -> None:

@@ -308,6 +308,12 @@ class Endpoints:
     def retire(self) -> Vec:
         return self.pairs.retire(self.others.asked, self.others.take_part)
 
+    def fetch_lost(self) -> None:
+        """Let the vectors of what coding has lost be up to date, which are the method's own to remember."""
+        for end in (self, *self._beside.values()):
+            if isinstance(end._clerk, ChannelClient | Leader):
+                end._clerk.fetch_lost()
+
     def owed(self) -> Vec | None:
         if self._clerk is None or self._channel is None or self._channel.rules.of_weights:
             return None

@@ -128,6 +128,10 @@ class Leader:
     def owed(self) -> Vec | None:
         return self._clerk.owed()
 
+    def fetch_lost(self) -> None:
+        if isinstance(self._clerk, ChannelClient):
+            self._clerk.fetch_lost()
+
     @property
     def rounds(self) -> int:
         return self._clerk.rounds

@@ -19,6 +19,7 @@ from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.carriers.island import Island
 from offbeat.live.host import protocol as say
 from offbeat.live.host.channel_server import settings_of
+from offbeat.live.host.host_sums import told
 from offbeat.live.memory.arena import Shard
 from offbeat.live.partial.alone import Alone
 from offbeat.live.partial.blocks import BlockSums
@@ -143,7 +144,7 @@ class Opening:
         if nodes.count == 1:  # all its ranks have made the same, and come to the same by themselves
             trace, log = (self._trace, self._log) if nodes.leads(me.rank) else (Trace(keep_spans=False), None)
             return Alone(channel, x, nodes, trace, me.seed, me.t, first_round, log), None
-        if channel.codec is None and self._transport.line is not None:
+        if self._transport.line is not None:
             return self._at_host_process(channel, x, me, nodes, like, parameters, first_round), None
         # The node's group is made first: once a clerk's thread is there, two threads could make groups at once.
         inside = Inside(nodes, channel, like, parameters, self._transport) if nodes.per_node > 1 else None
@@ -228,11 +229,11 @@ class Opening:
             own = OwnPlace(board.name, name, members, board.homes, board.rank, number, nodes.per_node, kinds, gpu)
         else:
             run = f"{island.world}/shard-0{board.name.removeprefix(island.between.name)}"
-            told = [json.loads(text) for text in island.told(f"{run}/{name}", json.dumps([_named(kinds), gpu]))]
-            each = [[(getattr(torch, dtype), int(n)) for dtype, n in one] for one, _ in told]
+            said = [json.loads(text) for text in island.told(f"{run}/{name}", json.dumps([_named(kinds), gpu]))]
+            each = [[(getattr(torch, dtype), int(n)) for dtype, n in one] for one, _ in said]
             before = sum(map(len, each[: island.shard]))
             shard = Shard(before, before + len(kinds), island.shard, island.size)
-            gpu = gpu if all(one == gpu for _, one in told) else ""
+            gpu = gpu if all(one == gpu for _, one in said) else ""
             whole, at = [kind for one in each for kind in one], island.number * island.size + island.shard
             members = tuple(rank for ranks in island.islands for rank in ranks)
             homes = [island.homes[rank] for rank in members] if island.homes else []
@@ -307,6 +308,7 @@ def _plan_of(channel: Channel, nodes: Nodes, seed: int, first_round: int) -> dic
         "seed": seed,
         "first_round": first_round,
         "period": period,
+        "codec": told(channel.codec),
         "rounds": [[None if (b := one.block(w)) is None else list(b) for w in workers] for one in rounds],
     }
 

@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
+import torch
+
 from offbeat.live.host import protocol as say
 from offbeat.live.host.protocol import Answer
 from offbeat.live.transport.errors import OffbeatError, PeerFailed
@@ -25,8 +27,9 @@ from offbeat.live.worker.slots import Slots
 from offbeat.method.effects import Channel, Got
 from offbeat.rounds.seat import THROUGH, Event
 from offbeat.runs.trace import Round, Trace
+from offbeat.tensors.stretches import Stretches
 from offbeat.tensors.vector import Vec, Way
-from offbeat.tensors.wire import all_reduce_bytes
+from offbeat.tensors.wire import all_reduce_bytes, sent_in_phases
 from offbeat.topology.hierarchy import Nodes
 
 LOOK_S = 0.1  # how often a waiting worker looks at the board
@@ -175,6 +178,7 @@ class ChannelClient(HostClient):
         self._mine: Vec | None = None  # what this rank has brought last, where another one writes it
         self._tells_schedule, self._schedule_upto = False, first_round
         self._waits_since: float | None = None
+        self._stretches: dict[int, Stretches] = {}  # of blocks of so many, where vectors are coded
 
     def begin(self, message: say.OpenChannel, x: Vec | None) -> None:
         """All workers come here; ``x`` answers for this one until its first step."""
@@ -184,6 +188,9 @@ class ChannelClient(HostClient):
             if self._worker:  # else the first is told by all
                 self._schedule_upto += AHEAD
             self._tell_schedule()
+        if self._channel.lost is not None:
+            slot = self._write(self._channel.lost) if self._own.writes else -1
+            self._ask(say.KeepLost(self.key, slot, self._slots.due()))
         slot = -1 if x is None else self._put(x)
         self._settle()
         self._ask(say.FirstDeposit(self.key, slot))
@@ -414,6 +421,17 @@ class ChannelClient(HostClient):
         given = self._ask_beside(say.Owed(self.key)).given
         return self._slots.read(given[0][0]).clone() if given else None
 
+    def fetch_lost(self) -> None:
+        """Let ``channel.lost`` be what coding has lost by now; the host process keeps it while the channel is open."""
+        if self._channel.lost is not None and not self.hung_up:
+            self._put_lost(self._ask_beside(say.Lost(self.key)))
+
+    def _put_lost(self, answer: Answer) -> None:
+        assert self._channel.lost is not None
+        found = self._slots.read(answer.given[0][0])
+        for part, now in zip(self._channel.lost.parts, found.parts, strict=True):
+            part.copy_(now)
+
     # What is written and read.
 
     def _keep(self, x: Vec) -> Vec:
@@ -458,14 +476,22 @@ class ChannelClient(HostClient):
             self._answered = answer.number
         if self._tells_schedule:
             self._tell_schedule()
-        for version, started_by, shares, members, end_s in answer.news:
+        for version, started_by, shares, members, place, end_s in answer.news:
             if members > 1:
-                self.wire_bytes += all_reduce_bytes(members, self._nbytes) // members
+                self.wire_bytes += self._sent_in_a_round(members, place)
             if self._trace.keep_rounds and not self._own.number:
                 since_s = self._waits_since if self._looks_ahead else self._submitted_s
                 waited = {self._worker: 0.0 if since_s is None else max(0.0, end_s - since_s)}
                 told = {rank: tuple(share) for rank, share in shares}
                 self._trace.rounds.append(Round.among(self._nodes, version, started_by, told, waited, end_s))
+
+    def _sent_in_a_round(self, members: int, place: int) -> int:
+        if self._channel.codec is None:
+            return all_reduce_bytes(members, self._nbytes) // members
+        if members not in self._stretches:
+            like = Vec([torch.empty(1, dtype=dtype).expand(n) for dtype, n in self._slots.memory.kinds])
+            self._stretches[members] = Stretches(like, self._channel.codec, members)
+        return sent_in_phases(self._stretches[members], place)
 
     def _gots(self, told: Sequence[Answer], plus: int | Vec | None = None) -> list[Got]:
         """The results that were told, to be applied now. A replica among them is taken over, and stands for all that
@@ -506,6 +532,7 @@ class ChannelClient(HostClient):
 
     def close(self) -> None:
         """All have finished, and every result has been taken."""
+        self._keep_lost(self._patience_s)
         self.hang_up()
 
     def release(self) -> None:
@@ -514,18 +541,27 @@ class ChannelClient(HostClient):
     def abandon(self) -> None:
         """Hang up without waiting for anybody. What was in no result that came here is still owed."""
         if not self.hung_up and not self._channel.rules.of_weights and self._own.writes:
-            self._owed = self._still_owed()
+            answer = self._last_answer(say.Owed(self.key), "owed", LEAVE_S)
+            self._owed = self._slots.read(answer.given[0][0]).clone() if answer is not None and answer.given else None
+        self._keep_lost(LEAVE_S)
         self.hang_up()
 
-    def _still_owed(self) -> Vec | None:
-        """The same as `owed`, of a run that has failed."""
-        end_s = time.monotonic() + LEAVE_S
+    def _keep_lost(self, within_s: float) -> None:
+        """The same as `fetch_lost`, at the end."""
+        if self._channel.lost is not None and not self.hung_up:
+            answer = self._last_answer(say.Lost(self.key), "lost", within_s)
+            if answer is not None:
+                self._put_lost(answer)
+
+    def _last_answer(self, question: Any, how: str, within_s: float) -> Answer | None:
+        """To a question before this worker leaves, also where the run has failed."""
+        end_s = time.monotonic() + within_s
         with suppress(OffbeatError):
-            self.line.send(say.Owed(self.key))
+            self.line.send(question)
             while (left_s := end_s - time.monotonic()) > 0:
-                answer = self.line.heard_within(self.key, left_s)
-                if answer is not None and answer.how == "owed":
-                    return self._slots.read(answer.given[0][0]).clone() if answer.given else None
+                answer: Answer | None = self.line.heard_within(self.key, left_s)
+                if answer is not None and answer.how == how:
+                    return answer
         return None
 
 

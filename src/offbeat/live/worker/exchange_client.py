@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,11 +11,13 @@ import torch
 from torch import Tensor
 
 from offbeat.live.host import protocol as say
+from offbeat.live.host.host_sums import told
 from offbeat.live.host.protocol import Answer
 from offbeat.live.worker.board import Board
 from offbeat.live.worker.channel_client import HostClient
 from offbeat.live.worker.line import Line
 from offbeat.live.worker.slots import slots_for
+from offbeat.tensors.codec import Codec
 from offbeat.tensors.vector import Vec, wide
 
 Kinds = Sequence[tuple[torch.dtype, int]]
@@ -42,7 +45,10 @@ class Exchanged:
 
 
 class ExchangeClient(HostClient):
-    """The exchanges of ``members``, whose ranks these are, with vectors of ``kinds`` that lie where ``like`` does."""
+    """The exchanges of ``members``, whose ranks these are, with vectors of ``kinds`` that lie where ``like`` does.
+
+    ``codec``: of sums, on their way to other hosts.
+    """
 
     def __init__(
         self,
@@ -54,6 +60,7 @@ class ExchangeClient(HostClient):
         gpu: str,
         board: Board,
         patience_s: float,
+        codec: Codec | None = None,
     ) -> None:
         word = line.join(key)
         slots = slots_for(line, like, kinds, 0, bool(gpu), word)
@@ -63,7 +70,14 @@ class ExchangeClient(HostClient):
         self._unwanted: set[int] = set()  # exchanges to which this worker only brings something
         self._last, self._unread = 0, set[int]()  # numbers of answers: the last, and those that are to be read
         named = [(str(dtype).removeprefix("torch."), n) for dtype, n in kinds]
-        plan = {**board.plan(members), "what": "exchanges", "kinds": named, "notes": 0, "gpu": gpu}
+        plan = {
+            **board.plan(members),
+            "what": "exchanges",
+            "kinds": named,
+            "notes": 0,
+            "gpu": gpu,
+            "codec": told(codec),
+        }
         self.open(say.OpenChannel(key, self.me, plan, 0, False, False, word))
 
     def lay(
@@ -75,12 +89,14 @@ class ExchangeClient(HostClient):
         reads: Sequence[int] = (),
         sends: Sequence[int] = (),
         note: Any = None,
+        draws: Sequence[int] = (),
+        keeps: bool = False,
         later: bool = False,
     ) -> Exchanged:
         """The next exchange: bring a vector, or let ``write`` put one where it is to lie, or bring nothing.
 
         ``sums``, ``reads``, ``sends``: see `protocol.Lay`, by members; where nobody else is sent what this one brings,
-        all want the same sum. ``later``: the answer is waited for later.
+        all want the same sum. ``draws``, ``keeps``: of a coded one. ``later``: the answer is waited for later.
         """
         slot = -1
         if write is not None:
@@ -104,6 +120,8 @@ class ExchangeClient(HostClient):
                 list(reads),
                 list(sends),
                 bool(sums) and not sends,
+                list(draws),
+                keeps,
                 later,
                 self._answered,
                 self._slots.due(),
@@ -151,7 +169,7 @@ class ExchangeClient(HostClient):
 
 
 class InStep:
-    """The exchanges in step of a run whose workers are on one host. All members of one come to it alike.
+    """The exchanges in step of a run whose hosts have host processes. All members of one come to it alike.
 
     ``gpu_of``: the GPU on which slots lie for vectors like these, if they do. ``carriers`` learns how vectors go.
     """
@@ -169,12 +187,21 @@ class InStep:
         self._once = self._besides = 0
         self._carriers = carriers
 
-    def among(self, ranks: tuple[int, ...], tensors: Sequence[Tensor]) -> ExchangeClient:
+    def among(self, ranks: tuple[int, ...], tensors: Sequence[Tensor], codec: Codec | None = None) -> ExchangeClient:
         """Those of ``ranks``, with vectors like these, in dtypes that can be summed."""
-        kinds = [(wide(t.dtype), t.numel()) for t in tensors]
+        return self._among(ranks, tensors, [(wide(t.dtype), t.numel()) for t in tensors], codec)
+
+    def messages(self, ranks: tuple[int, ...], nbytes: int) -> ExchangeClient:
+        """Those of ``ranks``, with messages of so many bytes."""
+        return self._among(ranks, [torch.empty(1, dtype=torch.uint8).expand(nbytes)], [(torch.uint8, nbytes)])
+
+    def _among(
+        self, ranks: tuple[int, ...], tensors: Sequence[Tensor], kinds: Kinds, codec: Codec | None = None
+    ) -> ExchangeClient:
         name = f"{'-'.join(map(str, ranks))}/{','.join(f'{dtype}x{n}' for dtype, n in kinds)}/{tensors[0].device.type}"
+        name = name if codec is None else f"{name}/{json.dumps(told(codec))}"
         if name not in self._clients:
-            self._clients[name] = self._client(name, ranks, tensors, kinds)
+            self._clients[name] = self._client(name, ranks, tensors, kinds, codec)
         return self._clients[name]
 
     def beside(self, ranks: tuple[int, ...], tensors: Sequence[Tensor]) -> ExchangeClient:
@@ -184,11 +211,14 @@ class InStep:
         self._clients[name] = self._client(name, ranks, tensors, [(wide(t.dtype), t.numel()) for t in tensors])
         return self._clients[name]
 
-    def _client(self, name: str, ranks: tuple[int, ...], tensors: Sequence[Tensor], kinds: Kinds) -> ExchangeClient:
+    def _client(
+        self, name: str, ranks: tuple[int, ...], tensors: Sequence[Tensor], kinds: Kinds, codec: Codec | None = None
+    ) -> ExchangeClient:
         gpu = self._gpu_of(tensors)
         self._carriers.add("ipc" if gpu else "shm")
         key = f"{self._board.name}/exchanges/{name}"
-        return ExchangeClient(key, self._line, ranks, Vec(tensors), kinds, gpu, self._board, self._patience_s)
+        like = Vec(tensors)
+        return ExchangeClient(key, self._line, ranks, like, kinds, gpu, self._board, self._patience_s, codec)
 
     def once(self, tensor: Tensor) -> ExchangeClient:
         """One exchange of all, on the host, whose memory is given back when it is closed."""

@@ -1,0 +1,117 @@
+"""What leaves a host is coded by the host processes: as in the simulator where each worker has a host of its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import offbeat as ob
+from offbeat.live.carriers.group import Group
+from tests.support.in_step import IN_STEP
+from tests.support.scenarios import Told, scenario
+
+pytestmark = pytest.mark.live
+
+STEPS, SIZE = 6, 3
+CODED = {name: one for name, one in IN_STEP.items() if one.settings.get("codec") is not None or one.name == "qsgd"}
+ROUNDS = {
+    "wagma": ob.wagma(3, 1, "everyone", codec=ob.codec.int8(bucket=7)),
+    "wagma, correct": ob.wagma(3, 1, "everyone", merge="correct", codec=ob.codec.qsgd(8)),
+    "wagma in pairs": ob.wagma(2, 2, "everyone", codec=ob.codec.int8(bucket=7)),
+    "eager": ob.eager("everyone", sync_every=1, codec=ob.codec.int8(bucket=7)),
+    "eager, one bucket": ob.eager("everyone", sync_every=1, codec=ob.codec.qsgd(4, bucket=100_000)),
+    "self_clocked": ob.self_clocked(group=None, wait="everyone", late=0, codec=ob.codec.int8(bucket=7)),
+}
+METHODS = {**CODED, **ROUNDS}
+OF_GRADIENTS, PARAMETERS = ("qsgd", "allreduce"), 4  # with which goes who has one, and of which parameters
+# Vectors that the adder's thread codes; and those that are not coded go in two phases, too, as there are three hosts.
+LONG = {
+    str(one): one
+    for one in (
+        ob.allreduce(),
+        ob.qsgd(),
+        ob.local_sgd(2),
+        ob.local_sgd(2, codec=ob.codec.int8()),
+        ob.dasgd(2, 1, codec=ob.codec.bf16()),
+        ob.dpsgd(codec=ob.codec.qsgd(8)),
+        ob.eager("everyone"),
+        ob.eager("everyone", codec=ob.codec.int8()),
+        ob.wagma(3, 2, "everyone"),
+        ob.wagma(3, 2, "everyone", codec=ob.codec.int8()),
+        ob.self_clocked(group=None, wait="everyone", late=0),
+    )
+}
+Ran = dict[str, tuple[Tensor, int]]
+
+
+def task() -> ob.Task:
+    return ob.tasks.digits(batch=8, hidden=12, momentum=0.9, lr=0.05, dtype=torch.float64)
+
+
+def long_task() -> ob.Task:
+    return ob.tasks.regression(dimension=40_000, batch=8, dtype=torch.float64)
+
+
+def train(rank: int, strategy: ob.Strategy, work: ob.Task) -> tuple[Tensor, int]:
+    """The weights after the last step, and the bytes that were sent until then."""
+    model = work.build(0)
+    optimizer = ob.attach(work.optimizer(list(model.parameters())), model, strategy, steps=STEPS, patience_s=60)
+    for t in range(STEPS):
+        optimizer.zero_grad()
+        work.value(model, work.take(rank, t)).backward()
+        optimizer.step()
+    before = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone(), optimizer.wire_bytes
+    optimizer.finish()
+    return before
+
+
+def no_group(*args: object) -> None:
+    raise AssertionError("a Gloo group is made")
+
+
+def all_of(rank: int, host: int, methods: dict[str, ob.Strategy], work: ob.Task) -> Ran:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OFFBEAT_HOST", f"host {host}")
+        patch.setattr(Group, "__init__", no_group)
+        return {name: train(rank, strategy, work) for name, strategy in methods.items()}
+
+
+@scenario(SIZE)
+def each_on_its_own(rank: int) -> Ran:
+    return all_of(rank, rank, METHODS, task())
+
+
+@scenario(SIZE)
+def of_long_vectors(rank: int) -> Ran:
+    return all_of(rank, rank, LONG, long_task())
+
+
+@scenario(4)
+def in_pairs(rank: int) -> Ran:
+    return all_of(rank, rank // 2, METHODS, task())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_coded_by_hosts_of_one_rank_all_is_as_in_the_simulator(told: Told, name: str) -> None:
+    there = ob.simulate(METHODS[name], task(), SIZE, STEPS)
+    here = told(each_on_its_own)
+    for rank, ran in enumerate(here):
+        assert (ran[name][0] - there.weights[rank]).abs().max() < 1e-9
+    headers = SIZE * (SIZE - 1) * STEPS * (1 + PARAMETERS) if METHODS[name].name in OF_GRADIENTS else 0
+    sent = sum(ran[name][1] for ran in here) - headers
+    assert abs(sent - there.wire_bytes) < SIZE * STEPS  # each counts whole bytes of every exchange
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_vectors_of_three_hosts_end_as_in_the_simulator(told: Told, name: str) -> None:
+    there = ob.simulate(LONG[name], long_task(), SIZE, STEPS)
+    for rank, ran in enumerate(told(of_long_vectors)):
+        torch.testing.assert_close(ran[name][0], there.weights[rank], rtol=1e-12, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_coded_by_hosts_of_two_ranks_all_go_on_near_the_simulator(told: Told, name: str) -> None:
+    there = ob.simulate(METHODS[name], task(), 4, STEPS)
+    for rank, ran in enumerate(told(in_pairs)):
+        assert (ran[name][0] - there.weights[rank]).abs().max() < 0.1
