@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,6 @@ def fits(name: str, run: str) -> bool:
     batches, _, averages = RUNS[run]
     if is_shown_elsewhere(name, run):
         return False
-    if ON_TWO_HOSTS in run and TIMED[name].settings.get("codec") is not None:
-        return False  # of_hosts_of_two
     if name in BY_SPEED:
         return not averages
     return name not in IN_NODES or (len(batches) % 2 == 0 and not averages)
@@ -112,6 +111,7 @@ def train_on_a_host(rank: int, name: str, run: str, folder: str) -> Tensor:
 
 
 Ran = tuple[Path, dict[str, Turns[str]]]
+OfHosts = tuple[tuple[int, ...], int, float]  # homes, hosts, how far apart
 
 
 @pytest.fixture(scope="module")
@@ -155,13 +155,27 @@ def what_no_task_tells(rank: int) -> dict[str, str]:
 
 
 OF_HOSTS = (ob.allreduce(), ob.eager(), ob.local_sgd(2))
+CODED_OF_HOSTS = tuple(
+    make(codec=codec)
+    for codec in (ob.codec.int8(), ob.codec.bf16(), ob.codec.qsgd(4))
+    for make in (ob.self_clocked, ob.eager, partial(ob.local_sgd, 2))
+)
 
 
 @scenario(4)
-def of_hosts_of_two(rank: int) -> dict[str, tuple[tuple[int, ...], int, float]]:
+def of_hosts_of_two(rank: int) -> dict[str, OfHosts]:
+    return said_of_hosts(rank, OF_HOSTS)
+
+
+@scenario(4)
+def coded_of_hosts_of_two(rank: int) -> dict[str, OfHosts]:
+    return said_of_hosts(rank, CODED_OF_HOSTS)
+
+
+def said_of_hosts(rank: int, methods: Sequence[ob.Strategy]) -> dict[str, OfHosts]:
     """The homes and the number of hosts in a record of two hosts, and how far its replay ends from the run."""
     out = {}
-    for strategy in OF_HOSTS:
+    for strategy in methods:
         with tempfile.TemporaryDirectory() as place:
             folder, work = Path(broadcast(place)), task()
             model = work.build(0)
@@ -180,6 +194,11 @@ def of_hosts_of_two(rank: int) -> dict[str, tuple[tuple[int, ...], int, float]]:
             out[str(strategy)] = about.homes, about.hosts, float(apart)
             dist.barrier()
     return out
+
+
+def test_what_hosts_of_two_have_coded_is_replayed(told: Told) -> None:
+    for of_rank in told(coded_of_hosts_of_two):
+        assert {method: apart for method, (_, _, apart) in of_rank.items() if not apart < 1e-9} == {}
 
 
 def test_a_record_says_where_each_worker_was(told: Told) -> None:
