@@ -18,7 +18,7 @@ from torch import Tensor
 
 from offbeat.live.attached.flat import Flat
 from offbeat.live.attached.gradient import FlatGradient
-from offbeat.live.memory.hands import ONE, Pairs, Pieces
+from offbeat.live.memory.adding import Pairs, Pieces, copy
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.worker.waiter import Work
 from offbeat.tensors.vector import wide
@@ -117,7 +117,7 @@ class Buckets:
         if stretch.dtype == wide(stretch.dtype):
             begun, travels = start(stretch, pieces), stretch
         else:
-            ONE.copy(pieces(stretch))
+            copy(pieces(stretch))
             travels = stretch.to(wide(stretch.dtype))
             begun = start(travels, None)
         self._under_way.append((*begun, bucket, travels))

@@ -160,8 +160,8 @@ class Attached(torch.optim.Optimizer):
 
     @property
     def carriers(self) -> tuple[str, ...]:
-        """The ways this worker's vectors go: "shm" and "ipc" (memory that ranks share), "gloo" or "nccl"."""
-        return tuple(sorted(self._run.transport.carriers | self._run.endpoints.carriers))
+        """The ways this worker's vectors go: "shm", "ipc" (memory that ranks share), "tcp" (to other hosts), "nccl"."""
+        return tuple(sorted(self._run.transport.carriers))
 
     @property
     def trace(self) -> Trace:

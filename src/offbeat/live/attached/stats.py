@@ -44,7 +44,13 @@ class Log(Protocol):
     def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> object: ...
 
 
-WAYS = {"shm": "shared memory", "ipc": "the GPU's memory (CUDA IPC)", "gloo": "Gloo", "nccl": "NCCL"}
+WAYS = {
+    "shm": "shared memory",
+    "ipc": "the GPU's memory (CUDA IPC)",
+    "tcp": "the network",
+    "gloo": "Gloo",
+    "nccl": "NCCL",
+}
 
 
 class Watched(Protocol):

@@ -29,8 +29,12 @@ if TYPE_CHECKING:
 class CodedInStep:
     """Those of one attached optimiser."""
 
-    def __init__(self, ways: Transport, in_step: InStep) -> None:
-        self._ways, self._in_step = ways, in_step
+    def __init__(self, ways: Transport) -> None:
+        self._ways = ways
+
+    @property
+    def _in_step(self) -> InStep:
+        return self._ways.in_step
 
     # Mixes.
 

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from offbeat.live.carriers.group import Group
 from offbeat.live.worker.board import Board
+from offbeat.live.worker.exchange_client import InStep
 from offbeat.live.worker.waiter import Waiter
 
 Ranks = tuple[int, ...]
@@ -39,7 +39,7 @@ class Island:
         )
         self.between.beside, self.inside.beside = self.inside, self.between
         self.waiter = Waiter(self.inside, patience_s)
-        self._group: Group | None = None
+        self._in_step: InStep | None = None  # among the ranks of the island
         try:
             self._meet(patience_s)
         except BaseException as error:
@@ -57,7 +57,8 @@ class Island:
         self.between.agree({}, patience_s)
         self.inside.agree({}, patience_s)
         if self.size > 1:
-            self._group = Group("inside", tuple(range(self.size)), self.inside, self.waiter)
+            assert self.inside.line is not None
+            self._in_step = InStep(self.inside.line, self.inside, self.waiter)
 
     def told(self, name: str, text: str) -> list[str]:
         """What the ranks of the island say under that name, when all have."""
@@ -66,16 +67,11 @@ class Island:
         self.waiter.until(lambda: all(self.inside.published(one) is not None for one in names), "this island's ranks")
         return [self.inside.published(one) or "" for one in names]
 
-    def worker_of(self, rank: int) -> int:
-        """The number of a rank's island."""
-        return next(k for k, ranks in enumerate(self.islands) if rank in ranks)
-
     def agree_on(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
         """A reduction among the ranks of the island; gives a new tensor."""
-        whole = tensor.detach().to("cpu", copy=True)
-        if self._group is not None:
-            self.waiter.wait([self._group.all_reduce(whole, op)], "the other shards of this island")
-        return whole.to(tensor.device)
+        if self._in_step is None:
+            return tensor.detach().clone()
+        return self._in_step.agree_on(tensor, op, "the other shards of this island").to(tensor.device)
 
     def longest(self, seconds: float) -> float:
         """Of what the ranks of the island say: the same on all of them."""
@@ -83,25 +79,26 @@ class Island:
 
     def take_over(self, tensor: Tensor) -> None:
         """The leader's numbers for all of the island."""
-        if self._group is not None:
-            staged = tensor.detach().cpu().contiguous()
-            self.waiter.wait([self._group.broadcast(staged, 0)], "the first shard of this island")
-            tensor.copy_(staged)
+        if self._in_step is not None:
+            self._in_step.broadcast(tensor, "the first shard of this island")
 
     def fail(self, message: str) -> None:
         self.inside.fail(message)
 
     def close(self) -> None:
         """All are through."""
-        if self._group is not None:
-            self._group.close()
+        self._leave()
         self.inside.close()
 
     def abandon(self) -> None:
         """Leave without waiting for anybody."""
-        if self._group is not None:
-            self._group.park()
+        self._leave()
         self.inside.abandon()
+
+    def _leave(self) -> None:
+        if self._in_step is not None:
+            self._in_step.close()
+            self._in_step = None
 
 
 def _tiling(world: Board, own: Ranks, waiter: Waiter) -> tuple[Ranks, ...]:

@@ -12,35 +12,28 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from offbeat.live.memory.hands import ONE, Hands
 from offbeat.live.memory.kernels import Term, add_in_one_pass
-from offbeat.tensors.vector import Used, Vec, Way, no_grad
+from offbeat.tensors.vector import Used, Vec, Way
+
+Pairs = Sequence[tuple[Tensor, Tensor]]
+Pieces = Callable[[Tensor], Pairs]  # given memory for a vector: where in it which tensors are to be copied
 
 CHUNK = 1 << 17  # numbers: out and one term stay inside a core's second cache, and calls are few
 
 
-def add_up(
-    out: Tensor, terms: Sequence[Term], divisor: float, lo: int = 0, hi: int | None = None, hands: Hands = ONE
-) -> None:
-    """Let ``out[lo:hi]`` be the sum of all members' terms, divided once."""
-    hi = out.numel() if hi is None else hi
-    if out.is_cuda:
-        _add_up(out, terms, divisor, lo, hi)
-    else:
-        hands.over(lo, hi, lambda a, b: _add_up(out, terms, divisor, a, b))
-
-
-def _add_up(out: Tensor, terms: Sequence[Term], divisor: float, lo: int, hi: int) -> None:
+def add_up(out: Tensor, terms: Sequence[Term], divisor: float) -> None:
+    """Let ``out`` be the sum of all members' terms, divided once."""
     if not terms:
-        out[lo:hi].zero_()
+        out.zero_()
         return
-    if out.is_cuda and add_in_one_pass(out, terms, divisor, lo, hi):
+    numel = out.numel()
+    if out.is_cuda and add_in_one_pass(out, terms, divisor, 0, numel):
         return
-    chunk = hi - lo if out.is_cuda else CHUNK * max(1, torch.get_num_threads())
+    chunk = numel if out.is_cuda else CHUNK * max(1, torch.get_num_threads())
     several = any(len(term) > 1 for term in terms[1:])
-    scratch = torch.empty(min(chunk, hi - lo), dtype=out.dtype, device=out.device) if several else None
-    for a in range(lo, hi, max(chunk, 1)):
-        b = min(a + chunk, hi)
+    scratch = torch.empty(min(chunk, numel), dtype=out.dtype, device=out.device) if several else None
+    for a in range(0, numel, max(chunk, 1)):
+        b = min(a + chunk, numel)
         here = out[a:b]
         plain = len(terms) > 1 and all(len(t) == 1 and t[0][1] == 1.0 for t in terms[:2])
         if plain:
@@ -58,34 +51,6 @@ def _add_up(out: Tensor, terms: Sequence[Term], divisor: float, lo: int, hi: int
             here.div_(divisor)
 
 
-def add_in_place(mine: Tensor, terms: Sequence[Tensor], divisor: float, lo: int, hi: int, hands: Hands = ONE) -> None:
-    """Let ``mine[lo:hi]`` be the sum of all, divided once, of which it is one itself: not written to before it has been
-    added."""
-    if lo == hi:  # nor would the others' memory be told from one's own
-        return
-    if mine.is_cuda:
-        _add_in_place(mine, terms, divisor, lo, hi)
-    else:
-        hands.over(lo, hi, lambda a, b: _add_in_place(mine, terms, divisor, a, b))
-
-
-def _add_in_place(mine: Tensor, terms: Sequence[Tensor], divisor: float, lo: int, hi: int) -> None:
-    chunk = max(hi - lo, 1) if mine.is_cuda else CHUNK * max(1, torch.get_num_threads())
-    if len(terms) == 2:  # a + b has the bits of b + a
-        other = next(term for term in terms if term.data_ptr() != mine.data_ptr())
-        for a in range(lo, hi, chunk):
-            here = mine[a : min(a + chunk, hi)].add_(other[a : min(a + chunk, hi)])
-            if divisor != 1:
-                here.div_(divisor)
-        return
-    scratch = torch.empty(min(chunk, hi - lo), dtype=mine.dtype, device=mine.device)
-    for a in range(lo, hi, chunk):
-        b = min(a + chunk, hi)
-        here = scratch[: b - a]
-        _add_up(here, [[(term[a:b], 1.0)] for term in terms], divisor, 0, b - a)
-        mine[a:b].copy_(here)
-
-
 def _put(here: Tensor, term: Term, a: int, b: int) -> Tensor:
     (first, factor), *rest = term
     if rest and factor == 1.0:  # one pass for two
@@ -100,17 +65,20 @@ def _put(here: Tensor, term: Term, a: int, b: int) -> Tensor:
     return here
 
 
-def lay(x: Vec, target: Vec, hands: Hands) -> None:
+def copy(pairs: Pairs) -> None:
+    """Let the first of each pair be what the second is."""
+    if pairs:
+        torch._foreach_copy_([into for into, _ in pairs], [what for _, what in pairs])
+
+
+def lay(x: Vec, target: Vec) -> None:
     """Let ``target`` be ``x``, made or copied there in one pass."""
     if isinstance(x, Way) and not x.is_made:
         for into, start, end in zip(target.parts, x.start.parts, x.end.parts, strict=True):
-            add_up(into, [[(end, 1.0), (start, -1.0)]], 1, hands=hands)
+            add_up(into, [[(end, 1.0), (start, -1.0)]], 1)
         target.used = x.used
-    elif target.parts[0].is_cuda or not hands.help_with(target.numel) or (pairs := x.pairs_with(target)) is None:
-        x.put_into(target)
     else:
-        with no_grad():
-            hands.copy(pairs)
+        x.put_into(target)
 
 
 class Unadded(Vec):
@@ -119,10 +87,10 @@ class Unadded(Vec):
     Whoever reads it gets it in memory that ``room`` gives.
     """
 
-    __slots__ = ("_hands", "_made", "_room", "_term")
+    __slots__ = ("_made", "_room", "_term")
 
-    def __init__(self, term: Sequence[tuple[Vec, float]], used: Used, room: Callable[[], Vec], hands: Hands) -> None:
-        self._term, self._room, self._hands, self._phantom_bytes, self.used = term, room, hands, 0, used
+    def __init__(self, term: Sequence[tuple[Vec, float]], used: Used, room: Callable[[], Vec]) -> None:
+        self._term, self._room, self._phantom_bytes, self.used = term, room, 0, used
         self._made: Vec | None = None
         self.cut = None
 
@@ -137,12 +105,6 @@ class Unadded(Vec):
         if self._made is not None or scale != 1.0:
             return super().put_into(target, scale)
         for p, tensor in enumerate(target.parts):
-            add_up(tensor, [[(v.parts[p], f) for v, f in self._term]], 1, hands=self._hands)
+            add_up(tensor, [[(v.parts[p], f) for v, f in self._term]], 1)
         target.used = self.used
         return target
-
-
-def stretch(numel: int, part: int, parts: int) -> tuple[int, int]:
-    """The numbers that one of so many adders makes: whole cache lines, as equal as they get."""
-    lines = -(-numel // 16)
-    return min(16 * (lines * part // parts), numel), min(16 * (lines * (part + 1) // parts), numel)

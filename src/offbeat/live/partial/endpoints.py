@@ -9,14 +9,9 @@ import torch
 import torch.distributed as dist
 
 from offbeat.live.carriers.exchanges import Transport
-from offbeat.live.carriers.group import Group
 from offbeat.live.carriers.island import Island
-from offbeat.live.partial.bell import Bell, Rings
-from offbeat.live.partial.blocks import BlockSums
-from offbeat.live.partial.leaders import Leader
-from offbeat.live.partial.opening import AtChannel, Opening
-from offbeat.live.partial.pairs import SharedWeights, Visit
-from offbeat.live.transport import elsewhere
+from offbeat.live.partial.alone import Alone
+from offbeat.live.partial.opening import Opening
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.worker.board import Board
 from offbeat.live.worker.channel_client import LOOK_S, ChannelClient, Twin
@@ -43,7 +38,6 @@ from offbeat.method.replica import Replica
 from offbeat.rounds.seat import Event
 from offbeat.runs.trace import Trace
 from offbeat.tensors.vector import Vec
-from offbeat.topology.hierarchy import Nodes
 
 
 class AskForAverages(Protocol):
@@ -65,9 +59,9 @@ class Nobody:
 
 
 class Endpoints:
-    """The clerk of this process, and at rank 0 the hub; nothing of either until a method opens a channel.
+    """This process's places at the host process: none until a method opens a channel, or shares its weights.
 
-    A channel beside the run's has another clerk and another hub: endpoints of its own, in a ``section`` of the board.
+    A channel beside the run's has endpoints of its own, in a section of the board.
     """
 
     def __init__(
@@ -78,7 +72,6 @@ class Endpoints:
         log: list[Event] | None = None,
         island: Island | None = None,
         twin: Twin | None = None,
-        section: str = "",
         log_beside: Callable[[str], list[Event] | None] = lambda channel: None,
     ) -> None:
         self.others: AskForAverages = Nobody()
@@ -86,19 +79,17 @@ class Endpoints:
         self._beside: dict[str, Endpoints] = {}  # of channels that are open beside the run's, by their names
         self._board, self._transport, self._patience_s = board, transport, patience_s
         self._channel: Channel | None = None
-        self._clerk: AtChannel | None = None
+        self._client: ChannelClient | Alone | None = None
         self.step_over: Callable[[], None] | None = None  # called whenever the worker goes back to its own loop
-        self._pairs: SharedWeights | WeightsClient | None = None
-        self._bell: Bell | HostBell | None = None
+        self._weights: WeightsClient | None = None
+        self._bell: HostBell | None = None
         self._island = island
-        self._sums: BlockSums | None = None
         self._first_round = self._wire_bytes = 0
         self._waited_s, self._lost, self._is_over = 0.0, list[int](), False
         self._times_stood = 0
-        self._carriers: set[str] = set()
         self._stood: Vec | None = None
         self.trace = Trace(keep_spans=False)
-        self._opening = Opening(board, transport, patience_s, log, island, self.trace, twin, section)
+        self._opening = Opening(board, transport, patience_s, log, island, self.trace, twin)
 
     @property
     def is_open(self) -> bool:
@@ -113,20 +104,20 @@ class Endpoints:
         return 1 if self._channel is None else self._channel.per_node
 
     @property
-    def _ends(self) -> tuple[AtChannel | None, SharedWeights | WeightsClient | None, Bell | HostBell | None]:
-        return self._clerk, self._pairs, self._bell
+    def _ends(self) -> tuple[ChannelClient | Alone | None, WeightsClient | None, HostBell | None]:
+        return self._client, self._weights, self._bell
 
     @property
-    def pairs(self) -> SharedWeights | WeightsClient:
-        if self._pairs is None:
+    def shared_weights(self) -> WeightsClient:
+        if self._weights is None:
             raise OffbeatError("the method meets a peer before it has shared its weights; await Share(me.x) first")
-        return self._pairs
+        return self._weights
 
     @property
-    def clerk(self) -> AtChannel:
-        if self._clerk is None:
+    def client(self) -> ChannelClient | Alone:
+        if self._client is None:
             raise OffbeatError("the method uses a channel that it has not opened; await Open(channel, …) first")
-        return self._clerk
+        return self._client
 
     @property
     def waited_s(self) -> float:
@@ -134,13 +125,7 @@ class Endpoints:
 
     @property
     def wire_bytes(self) -> int:
-        return self._wire_bytes + sum(e.wire_bytes for e in (self._clerk, self._pairs, *self._beside.values()) if e)
-
-    @property
-    def carriers(self) -> set[str]:
-        """The ways vectors of this channel, or these shared weights, go between clerks; what lies in shared memory
-        is the transport's to tell."""
-        return self._carriers.union(*(ways.carriers for ways in (*self._ways, *self._beside.values())))
+        return self._wire_bytes + sum(e.wire_bytes for e in (self._client, self._weights, *self._beside.values()) if e)
 
     def perform(self, effect: Effect[Any], me: Replica) -> object:
         """Answer what needs a clerk or shared weights; refuse what nobody can answer."""
@@ -150,9 +135,9 @@ class Endpoints:
                 self.step_over = self._told_of_steps()
                 return None
             case Offer():
-                return self._at(effect.channel).clerk.offer(effect.x, effect.t)
+                return self._at(effect.channel).client.offer(effect.x, effect.t)
             case Through():
-                return self._at(effect.channel).clerk.through(effect.t)
+                return self._at(effect.channel).client.through(effect.t)
             case Rest():
                 return self._at(effect.channel).rest(effect.x)
             case Share():
@@ -160,15 +145,15 @@ class Endpoints:
                 self.step_over = self._told_of_steps()
                 return None
             case Begin(Meet(peer)):
-                return self.pairs.meet(peer)
-            case Finish(Visit() | Meeting() as visit):
-                self.pairs.finish(visit)
+                return self.shared_weights.meet(peer)
+            case Finish(Meeting() as visit):
+                self.shared_weights.finish(visit)
                 return None
             case Meet(peer):
-                self.pairs.finish(self.pairs.meet(peer))
+                self.shared_weights.finish(self.shared_weights.meet(peer))
                 return None
             case Add(delta):
-                return self.pairs.add(delta)
+                return self.shared_weights.add(delta)
             case Retire():
                 return self.retire()
         raise not_ours(effect)
@@ -180,28 +165,26 @@ class Endpoints:
         """Another run's numbers are not this channel's: after a resume its rounds begin anew."""
         name, log = channel.name, self._log_beside(channel.name)
         board = self._board.section(name)
-        made = Endpoints(board, self._transport, self._patience_s, log, self._island, section=name)
+        made = Endpoints(board, self._transport, self._patience_s, log, self._island)
         made.others = self.others
         return self._beside.setdefault(name, made)  # one that is there already refuses
 
     def open(self, effect: Open, me: Replica) -> None:
-        """Every rank comes here at its first step; rank 0 starts the hub and tells the others where it is."""
+        """Every rank comes here at its first step."""
         self._refuse_if_open()
-        with elsewhere.wanting(self._board.name, 1):  # no result comes before all are here
-            self._clerk, self._sums = self._opening.channel(effect, me, self._agreed_first_round())
+        self._client = self._opening.channel(effect, me, self._agreed_first_round())
         self._channel = effect.channel
 
     def look(self) -> None:
         """In the middle of a step."""
         for end in (self, *self._beside.values()):
-            if isinstance(end._clerk, ChannelClient):
-                end._clerk.look()
+            if isinstance(end._client, ChannelClient):
+                end._client.look()
 
     def _told_of_steps(self) -> Callable[[], None] | None:
         """Those who are to hear that a step is over, as one call."""
-        ends = [one for end in (self, *self._beside.values()) for one in (end._clerk, end._pairs)]
-        found = [one.step_over for one in ends if isinstance(one, ChannelClient | WeightsClient | Leader)]
-        calls = [call for call in found if call is not None]
+        ends = [one for end in (self, *self._beside.values()) for one in (end._client, end._weights)]
+        calls = [one.step_over for one in ends if isinstance(one, ChannelClient | WeightsClient)]
         if len(calls) < 2:
             return next(iter(calls), None)
 
@@ -214,7 +197,7 @@ class Endpoints:
     def share(self, effect: Share, me: Replica) -> None:
         """The same for weights that others may average with."""
         self._refuse_if_open()
-        self._pairs = self._opening.weights(effect, me)
+        self._weights = self._opening.weights(effect, me)
 
     def resume(self, rounds: int) -> None:
         """The run goes on after so many rounds."""
@@ -232,7 +215,7 @@ class Endpoints:
     @property
     def rounds(self) -> int:
         """How many rounds of the channel are over, those of runs before this one included."""
-        return self._first_round if self._clerk is None else self._clerk.rounds
+        return self._first_round if self._client is None else self._client.rounds
 
     def _refuse_if_open(self) -> None:
         if self.is_open:
@@ -241,7 +224,7 @@ class Endpoints:
             )
 
     def rest(self, x: Vec | None) -> Got | None:
-        return self.clerk.rest(x, self.others.asked, self.others.take_part)
+        return self.client.rest(x, self.others.asked, self.others.take_part)
 
     def align(self, x: Vec, agree_on_largest: Callable[[int], int]) -> None:
         """All ranks come to stand between two steps; ``x`` then holds every result, or every visit, there has been."""
@@ -249,24 +232,21 @@ class Endpoints:
             return
         self._times_stood += 1
         all_there = self._board.meeting(f"standing-{self._times_stood}", tuple(range(self._board.size)))
-        if self._clerk is not None and self._channel is not None:
-            self._clerk.stand(all_there, agree_on_largest, self._channel.apply)
+        if self._client is not None and self._channel is not None:
+            self._client.stand(all_there, agree_on_largest, self._channel.apply)
             self._stood = x.clone()
-        elif self._pairs is not None:
-            self._pairs.stand(x, all_there)
+        elif self._weights is not None:
+            self._weights.stand(x, all_there)
         for beside in self._beside.values():
             beside.align(x, agree_on_largest)
 
-    def hang_bell(self) -> Bell | HostBell:
+    def hang_bell(self) -> HostBell:
         """The bell of micro-batches; every rank comes here at its first step."""
         if self._bell is None:
-            size = self._board.size
             self._refuse_if_open()
-            if (line := self._transport.line) is not None:
-                self._bell = HostBell(self._board.name, line, self._board.rank, self._board.plan(), self._answer_at)
-            else:
-                connection = self._opening.lines.meet(lambda: Rings(size), Nodes(size))
-                self._bell = Bell(connection, self._board, self._patience_s)
+            line = self._transport.line
+            assert line is not None
+            self._bell = HostBell(self._board.name, line, self._board.rank, self._board.plan(), self._answer_at)
         return self._bell
 
     def _answer_at(self, key: str, line: Line) -> Any:
@@ -287,67 +267,55 @@ class Endpoints:
 
     def finished(self) -> None:
         """No step left to take. (Shared weights hear it when their worker retires.)"""
-        if self._clerk is not None and self._channel is not None:
-            self._clerk.finished(self._channel.holds())
-        if self._bell is not None:
-            self._bell.finished()
+        if self._client is not None and self._channel is not None:
+            self._client.finished(self._channel.holds())
         for beside in self._beside.values():
             beside.finished()
 
     def adopt(self, x: Vec) -> None:
         """The weights were made equal on all ranks in the middle of a run."""
-        if self._pairs is not None:
-            self._pairs.adopt(x)
-        if self._clerk is not None and self._channel is not None and self._stood is not None:
+        if self._weights is not None:
+            self._weights.adopt(x)
+        if self._client is not None and self._channel is not None and self._stood is not None:
             shared = self._channel.rules.absent == "shared"  # to these everybody adds differences
-            self._clerk.renew(x - self._stood if shared else self._channel.holds())
+            self._client.renew(x - self._stood if shared else self._channel.holds())
         self._stood = None
         for beside in self._beside.values():
             beside.adopt(x)
 
     def retire(self) -> Vec:
-        return self.pairs.retire(self.others.asked, self.others.take_part)
+        return self.shared_weights.retire(self.others.asked, self.others.take_part)
 
     def fetch_lost(self) -> None:
         """Let the vectors of what coding has lost be up to date, which are the method's own to remember."""
         for end in (self, *self._beside.values()):
-            if isinstance(end._clerk, ChannelClient | Leader):
-                end._clerk.fetch_lost()
+            if isinstance(end._client, ChannelClient):
+                end._client.fetch_lost()
 
     def owed(self) -> Vec | None:
-        if self._clerk is None or self._channel is None or self._channel.rules.of_weights:
+        if self._client is None or self._channel is None or self._channel.rules.of_weights:
             return None
-        return self._clerk.owed()
+        return self._client.owed()
 
     @property
     def lost(self) -> list[int]:
-        return list(self._clerk.lost) if self._clerk is not None else self._lost
+        return list(self._client.lost) if self._client is not None else self._lost
 
     def close(self) -> None:
-        """All ranks are through: end the threads, give the groups back."""
+        """All ranks are through."""
         for beside in self._beside.values():
             beside.close()
         for end in self._ends:
             if end is not None:
                 end.close()
-        self._opening.close()
-        for ways in self._ways:
-            ways.let_go(together=True)
-        for group in self._groups():
-            group.close()
 
     def abandon(self) -> None:
-        """Leave without waiting for anybody; for the groups see ``Group.park``."""
+        """Leave without waiting for anybody."""
         for beside in self._beside.values():
             beside.abandon()
         for end in self._ends:
             if end is not None:
                 end.abandon()
-        self._opening.abandon()
-        for ways in self._ways:
-            ways.let_go(together=False)
-        for group in self._groups():
-            group.park()
 
     def release(self) -> None:
         """The run is over: keep its numbers, and let go of everything else.
@@ -356,19 +324,10 @@ class Endpoints:
         """
         self._is_over = self.is_open
         self._waited_s, self._wire_bytes, self._lost = self.waited_s, self.wire_bytes, self.lost
-        self._first_round, self._carriers = self.rounds, self.carriers
+        self._first_round = self.rounds
         for end in (*self._ends, *self._beside.values()):
             if end is not None:
                 end.release()
-        self._channel = self._clerk = self._pairs = self._bell = self._sums = self._stood = self.step_over = None
+        self._channel = self._client = self._weights = self._bell = self._stood = self.step_over = None
         self._beside = {}
-        self._opening.release()
         self.others = Nobody()
-
-    @property
-    def _ways(self) -> list[BlockSums | SharedWeights]:
-        """What takes vectors from clerk to clerk."""
-        return [ways for ways in (self._sums, self._pairs) if isinstance(ways, (BlockSums, SharedWeights))]
-
-    def _groups(self) -> list[Group]:
-        return [group for ways in self._ways for group in ways.groups()]

@@ -1,14 +1,13 @@
 """How a rank comes to its place at a channel, or among shared weights: all of them open it together, once.
 
-Which place it is follows from what all know alike: how many workers there are, which ranks make one (a node, an
-island), whether they share memory, whether messages are coded.
+Which place it is follows from what all know alike: how many workers there are, and which ranks make one (a node, an
+island).
 """
 
 from __future__ import annotations
 
 import json
-import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -22,24 +21,13 @@ from offbeat.live.host.channel_server import settings_of
 from offbeat.live.host.host_sums import told
 from offbeat.live.memory.arena import Shard
 from offbeat.live.partial.alone import Alone
-from offbeat.live.partial.blocks import BlockSums
-from offbeat.live.partial.clerk import Clerk
-from offbeat.live.partial.coordinator import Coordinator
-from offbeat.live.partial.following import FollowingClerk, FollowingWeights
-from offbeat.live.partial.leaders import Follower, Inside, Leader
-from offbeat.live.partial.lines import Lines
-from offbeat.live.partial.pairs import SharedWeights, Visits
-from offbeat.live.partial.telling import Telling, ToTheOthers
 from offbeat.live.transport.errors import OffbeatError
-from offbeat.live.transport.hub import Handler
 from offbeat.live.worker.board import Board
 from offbeat.live.worker.channel_client import ChannelClient, Rank, Twin
 from offbeat.live.worker.slots import slots_for
-from offbeat.live.worker.waiter import Waiter
 from offbeat.live.worker.weights_client import WeightsClient
 from offbeat.method.effects import Channel, Open, Share
 from offbeat.method.replica import Replica
-from offbeat.rounds.referee import Referee
 from offbeat.rounds.seat import Event
 from offbeat.rounds.waiting import AtLeast, First, Majority, Wait
 from offbeat.runs.trace import Trace
@@ -47,8 +35,6 @@ from offbeat.tensors.vector import Vec, wide
 from offbeat.topology.hierarchy import Nodes
 
 MOST_ROUNDS = 4096  # of a schedule that is told as a whole, since it begins again
-
-AtChannel = Clerk | ChannelClient | Alone | Leader | Follower
 
 
 @dataclass(frozen=True)
@@ -108,10 +94,7 @@ class OwnPlace:
 
 
 class Opening:
-    """A process's lines to the hub, and inside its island. Rank 0 starts the hub and tells the others where it is.
-
-    ``section``: of the boards, for a channel beside another.
-    """
+    """How this rank comes to its places."""
 
     def __init__(
         self,
@@ -122,17 +105,13 @@ class Opening:
         island: Island | None,
         trace: Trace,
         twin: Twin | None = None,
-        section: str = "",
     ) -> None:
         self._twin = twin
         self._board, self._transport, self._patience_s = board, transport, patience_s
         self._log, self._island, self._trace = log, island, trace
-        self.lines = Lines(board, transport.waiter)
-        inside = None if island is None else island.inside.section(section) if section else island.inside
-        self._inside = None if island is None or inside is None else Lines(inside, island.waiter)
 
-    def channel(self, effect: Open, me: Replica, first_round: int) -> tuple[AtChannel, BlockSums | None]:
-        """This rank's place at a channel, and, where vectors go from clerk to clerk, what takes them there."""
+    def channel(self, effect: Open, me: Replica, first_round: int) -> ChannelClient | Alone:
+        """This rank's place at a channel."""
         channel, x = effect.channel, effect.x
         if self._island is not None and channel.per_node != 1:
             raise ValueError(
@@ -140,54 +119,11 @@ class Opening:
                 "leave per_node out"
             )
         nodes, like = Nodes(me.size, channel.per_node), channel.looks(me.x)
-        parameters = 0 if channel.rules.of_weights or channel.like is not None else me.parameters
         if nodes.count == 1:  # all its ranks have made the same, and come to the same by themselves
             trace, log = (self._trace, self._log) if nodes.leads(me.rank) else (Trace(keep_spans=False), None)
-            return Alone(channel, x, nodes, trace, me.seed, me.t, first_round, log), None
-        if self._transport.line is not None:
-            return self._at_host_process(channel, x, me, nodes, like, parameters, first_round), None
-        # The node's group is made first: once a clerk's thread is there, two threads could make groups at once.
-        inside = Inside(nodes, channel, like, parameters, self._transport) if nodes.per_node > 1 else None
-        if inside is not None and not nodes.leads(me.rank):
-            return Follower(inside, self._board, first_round, self._patience_s), None
-        referee = Referee(channel.rules, nodes.count, me.seed, first_round)
-        connection, telling = self._meet_as_island(lambda: Coordinator(referee), nodes)
-        waiter = Waiter(self._board, self._patience_s)
-        sums = BlockSums(channel, nodes, self._board, waiter, first_round, self._transport.homes)
-        clerk = (Clerk if self._leads else FollowingClerk)(
-            channel,
-            x,
-            like,
-            parameters,
-            connection,
-            sums,
-            nodes,
-            self._board,
-            self._trace,
-            me.seed,
-            me.t,
-            first_round,
-            self._patience_s,
-            self._log,
-            telling,
-            None if self._island is None else self._island.worker_of,
-        )
-        return Leader(clerk, inside) if inside is not None else clerk, sums
-
-    @property
-    def _leads(self) -> bool:
-        return self._island is None or self._island.leads
-
-    def _meet_as_island(self, handler: Callable[[], Handler], nodes: Nodes) -> tuple[socket.socket, Telling | None]:
-        """This rank's line to the hub, where its leader says what to do; the leader has one to the others' leaders."""
-        if self._island is None or self._inside is None or self._island.inside.size == 1:
-            return self.lines.meet(handler, nodes), None
-        board = self._island.inside
-        inside = self._inside.meet(lambda: ToTheOthers(board.size), Nodes(board.size))
-        if not self._island.leads:
-            return inside, None
-        telling = Telling(inside, board, self._patience_s, self._log)
-        return self.lines.meet(handler, nodes), telling
+            return Alone(channel, x, nodes, trace, me.seed, me.t, first_round, log)
+        parameters = 0 if channel.rules.of_weights or channel.like is not None else me.parameters
+        return self._at_host_process(channel, x, me, nodes, like, parameters, first_round)
 
     def _at_host_process(
         self, channel: Channel, x: Vec | None, me: Replica, nodes: Nodes, like: Vec, parameters: int, first: int
@@ -239,53 +175,22 @@ class Opening:
             homes = [island.homes[rank] for rank in members] if island.homes else []
             own = OwnPlace(run, name, members, homes, at, island.shard, island.size, whole, gpu, shard)
         own.check_homes()
-        self._transport.carriers.add("ipc" if own.gpu else "shm")
+        self._transport.carriers.update(board.carriers(own.gpu))
         return replace(own, parameters=parameters)
 
-    def weights(self, effect: Share, me: Replica) -> SharedWeights | WeightsClient:
+    def weights(self, effect: Share, me: Replica) -> WeightsClient:
         """Weights that others may average with."""
-        everyone = Nodes(me.size)
-        if (line := self._transport.line) is not None:
-            own = self._own_place("weights", everyone, effect.x, 0)
-            word = line.join(own.key)
-            slots = slots_for(line, effect.x, own.kinds, 0, bool(own.gpu), word, own.shard)
-            client = WeightsClient(
-                own.key, line, word, slots, self._board, self._trace, effect.x.nbytes, self._patience_s, self._log
-            )
-            plan = {**own.plan(), "what": "weights"}
-            client.begin(say.OpenChannel(own.key, own.at, plan, me.t, self._log is not None, False, word), effect.x)
-            return client
-        connection, telling = self._meet_as_island(lambda: Visits(me.size), everyone)
-        return (SharedWeights if self._leads else FollowingWeights)(
-            effect.x,
-            effect.peers,
-            connection,
-            self._board,
-            self._transport.homes,
-            self._trace,
-            self._patience_s,
-            self._log,
-            telling,
+        own, line = self._own_place("weights", Nodes(me.size), effect.x, 0), self._transport.line
+        assert line is not None
+        word = line.join(own.key)
+        slots = slots_for(line, effect.x, own.kinds, 0, bool(own.gpu), word, own.shard)
+        log = None if own.number else self._log
+        client = WeightsClient(
+            own.key, line, word, slots, self._board, self._trace, effect.x.nbytes, self._patience_s, log
         )
-
-    def close(self) -> None:
-        """All ranks are through, and those who had a line have closed it."""
-        for lines in self._all_lines:
-            lines.close(self._patience_s)
-
-    def abandon(self) -> None:
-        """Leave without waiting for anybody."""
-        for lines in self._all_lines:
-            lines.abandon()
-
-    def release(self) -> None:
-        """The run is over."""
-        for lines in self._all_lines:
-            lines.release()
-
-    @property
-    def _all_lines(self) -> list[Lines]:
-        return [self.lines] if self._inside is None else [self.lines, self._inside]
+        plan = {**own.plan(), "what": "weights"}
+        client.begin(say.OpenChannel(own.key, own.at, plan, me.t, log is not None, False, word), effect.x)
+        return client
 
 
 def _named(kinds: Sequence[tuple[torch.dtype, int]]) -> list[tuple[str, int]]:

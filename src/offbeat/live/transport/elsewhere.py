@@ -3,15 +3,15 @@
 A worker inside one cannot arrive at a partial round, and the others may need the round to get there themselves; so
 rounds must not wait for it (``rounds.held`` has the rule). To know, torch's own calls are wrapped while an optimiser is
 attached: the collectives of ``ProcessGroup`` and ``Work.wait``, at which all of ``torch.distributed`` arrives,
-and the forward pass of DDP, whose exchange happens in C++ during backward. A call that is noticed costs some additions
-to numbers; nothing is sent unless somebody watches, which a round that has waited for a while asks for. Methods of
-torch's classes, not functions of its modules: a name that a script has imported before sees no function put in later.
+and the forward pass of DDP, whose exchange happens in C++ during backward. What is noticed is shown on the worker's
+page, which costs some additions to numbers; nothing is sent. Methods of torch's classes are wrapped, not functions of
+its modules: a name that a script has imported before sees no function put in later.
 
 The time spent inside is noted in the ledgers of all optimisers that are attached, with the line that called.
 
 Only the thread that trains is looked at: what a loader or a checkpoint does on another one holds up nobody's steps.
-``_telling`` protects what is said to a watcher: it says the state of now, so that of two threads which say it at the
-same time the last one to speak is right. Without it "inside" could be said after "outside", and stay.
+``_telling`` protects what is shown: it is the state of now, so that of two threads which show it at the same time the
+last one is right. Without it "inside" could be shown after "outside", and stay.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from torch.nn.parallel import DistributedDataParallel
 from offbeat.basics.units import format_seconds
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.transport.wait_log import THEIRS, WaitLog, kind_of
-from offbeat.rounds.held import Elsewhere
 
 # fmt: off
 COLLECTIVES = (
@@ -63,9 +62,6 @@ class _Here:
         self.waits: list[tuple[str, str, float]] = []  # in which optimiser's meetings, for what, since when
         self.in_ddp = False  # between a forward pass of DDP and our next call
         self.met: dict[str, tuple[int, tuple[int, ...]]] = {}  # meeting → how many were entered, and who takes part
-        self.seen: dict[str, int] = {}  # a channel → results that have come; its clerk's thread alone writes it
-        self.wanted: dict[str, int] = {}  # a channel → how many are waited for; the worker's thread alone writes it
-        self.watchers: dict[str, Callable[[], None]] = {}
         self.pages: dict[str, Callable[[dict[str, Any]], None]] = {}  # where the state of now is shown, at every change
         self.ledgers: dict[str, WaitLog] = {}  # an optimiser → where the time in such calls went
         self.parameters: dict[str, set[int]] = {}  # an optimiser → its model's parameters, by their ids
@@ -77,10 +73,6 @@ class _Here:
             with _telling:
                 for show in list(self.pages.values()):
                     show(self.state())
-        if self.watchers:
-            with _telling:
-                for tell in list(self.watchers.values()):
-                    tell()
 
     def state(self) -> dict[str, Any]:
         inside = self.depth > 0 or self.in_ddp
@@ -112,27 +104,6 @@ def _where() -> str:
     while frame is not None and kind_of(frame.f_code.co_filename) != THEIRS:
         frame = frame.f_back
     return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-
-
-def report(own: str, of: Callable[[int], int]) -> Elsewhere:
-    """Where this process is, apart from the optimiser ``own``; ``of`` gives a rank's number among the workers."""
-    met = {
-        name: (count, tuple(sorted({of(rank) for rank in ranks})))
-        for name, (count, ranks) in dict(_here.met).items()
-        if not name.startswith(f"{own}/")
-    }
-    wanted, seen = dict(_here.wanted), dict(_here.seen)
-    rounds = {name: (seen.get(name, 0), wanted.get(name, 0)) for name in {*wanted, *seen} - {own}}
-    return Elsewhere(inside() or any(name != own for name, _, _ in list(_here.waits)), met, rounds)
-
-
-def watch(name: str, tell: Callable[[], None] | None) -> None:
-    """Call ``tell`` now, and after every change from now on; None: no longer."""
-    with _telling:
-        _here.watchers.pop(name, None)
-        if tell is not None and name in _here.users:  # else the question came too late: the run has ended
-            _here.watchers[name] = tell
-            tell()
 
 
 def shown(name: str, show: Callable[[dict[str, Any]], None] | None) -> None:
@@ -170,12 +141,8 @@ def holds(parameters: Iterable[torch.Tensor]) -> bool:
 def released(name: str) -> None:
     """The optimiser called ``name`` has ended."""
     _here.users.discard(name)
-    watch(name, None)
     _here.ledgers.pop(name, None)
     _here.parameters.pop(name, None)
-    for known in (_here.seen, _here.wanted):
-        for channel in [one for one in known if f"{one}/".startswith(f"{name}/")]:
-            del known[channel]
     if not _here.users:
         for undo in _here.undo:
             undo()
@@ -210,31 +177,6 @@ def waiting(name: str, what: str) -> Iterator[None]:
         yield
     finally:
         _here.waits.pop()
-        _here.changed()
-
-
-def saw(name: str, results: int) -> None:
-    """The channel of the optimiser ``name`` has so many results here."""
-    _here.seen[name] = results
-    _here.changed()
-
-
-@contextmanager
-def wanting(name: str, results: int) -> Iterator[None]:
-    """This thread waits for so many results of the channel ``name``."""
-    _here.wanted[name] = results
-    _here.changed()
-    try:
-        yield
-    finally:
-        _here.wanted[name] = 0
-        _here.changed()
-
-
-def wants(name: str, results: int) -> None:
-    """Who keeps the channel ``name`` knows better how many results this process waits for, if it still does."""
-    if 0 < _here.wanted.get(name, 0) < results:
-        _here.wanted[name] = results
         _here.changed()
 
 
@@ -278,7 +220,7 @@ def _noticed(method: Any, key: Callable[[Any], str] | None) -> Any:
             known = here.met.get(name)
             here.met[name] = (known[0] + 1, known[1]) if known else (1, _ranks(owner))
         here.depth += 1
-        if here.watchers or here.pages:
+        if here.pages:
             here.changed()
         start_s = time.perf_counter()
         try:
@@ -286,7 +228,7 @@ def _noticed(method: Any, key: Callable[[Any], str] | None) -> Any:
         finally:
             took_s = time.perf_counter() - start_s
             here.depth -= 1
-            if here.watchers or here.pages:
+            if here.pages:
                 here.changed()
             # Inside another one it is part of a call that is noted; and most waits are for what is there already.
             if not here.depth and (key is not None or took_s > SHORT_S):

@@ -17,7 +17,7 @@ from typing import Literal, cast, get_args
 
 from offbeat.live.transport.errors import OffbeatError
 
-Carrier = Literal["gloo", "shm", "ipc"]
+Carrier = Literal["shm", "ipc"]
 VARIABLE = "OFFBEAT_CARRIER"
 NAME = "OFFBEAT_HOST"
 PORT = "OFFBEAT_PORT"
@@ -37,8 +37,8 @@ def home() -> str:
 
 
 def name() -> str:
-    """Of this host, as other hosts know it; "" where no host process is wanted."""
-    return "" if wanted() == "gloo" else hashlib.sha256(home().encode()).hexdigest()[:16]
+    """Of this host, as other hosts know it."""
+    return hashlib.sha256(home().encode()).hexdigest()[:16]
 
 
 def wanted() -> Carrier | None:
@@ -48,7 +48,9 @@ def wanted() -> Carrier | None:
         return None
     if asked in get_args(Carrier):
         return cast(Carrier, asked)
-    raise ValueError(f"{VARIABLE}={asked!r} is no carrier; use gloo, shm or ipc, or leave it out")
+    raise ValueError(
+        f"{VARIABLE}={asked!r} is no carrier; use shm (memory of the host) or ipc (of a GPU), or leave it out"
+    )
 
 
 def address() -> str:

@@ -1,8 +1,8 @@
 """The notice board of a job: small facts that workers post for one another, beside the tensors.
 
-Facts travel on the lifeline, and every worker holds a copy of them all: reading the board costs nothing, and no store
-is asked once the workers have met. (A store may live in a process that has been stopped, and whoever asks it then is
-deaf for as long.)
+Facts travel through the host processes (`offbeat.live.worker.news`), and every worker holds a copy of them all: reading
+the board costs nothing, and no store is asked once the workers have met. (A store may live in a process that has been
+stopped, and whoever asks it then is deaf for as long.)
 
 Uneven data. A worker that has run out posts ``done``; it may take step s idly only when it knows that some worker
 takes it with data. That worker posts ``reached`` when it has waited for a moment at that step (see ``Waiter``), or at
@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import copy
 import json
-import secrets
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
@@ -26,16 +24,13 @@ from offbeat.basics.units import format_ranks
 from offbeat.live.host import protocol as say
 from offbeat.live.transport import elsewhere, hosts, meeting
 from offbeat.live.transport.errors import ConfigMismatch, OffbeatError, PeerFailed
-from offbeat.live.transport.hub import Entrance, Hub, connect, own_address
-from offbeat.live.transport.lifeline import Failure, Lifeline, Roll
-from offbeat.live.transport.processes import rank_has_ended, this_process
+from offbeat.live.transport.processes import rank_has_ended
 from offbeat.live.worker.line import Line, join, leave
-from offbeat.live.worker.news import RunFacts
+from offbeat.live.worker.news import Failure, RunFacts
 from offbeat.live.worker.start import prepare, secret_of
 
 POLL_S = 0.02  # how often a waiting worker looks up by itself: signals are heard then
 NEWS_S = 2.0  # how long a worker that lost a connection waits to hear whose it was
-LEAVE_S = 5.0
 
 
 class Board:
@@ -51,7 +46,7 @@ class Board:
         of_job: Store | None = None,
     ) -> None:
         self.of_job, self._store = of_job or store, PrefixStore(prefix, store)
-        self.line: Line | None = None  # to the host process, where all have one between them
+        self.line: Line | None = None  # to the host process, where there are several workers
         self.homes: list[str] = []  # the names of all ranks' hosts, where there are several
         self.name, self.rank, self.size = prefix, rank, size
         self.members = members or tuple(range(size))  # what the script calls those whom we number from 0
@@ -61,9 +56,7 @@ class Board:
         self.averages = 0  # that this worker has taken part in
         self._alone: dict[str, str] = {}  # the facts of a single worker
         self._reached = -1
-        self._made: dict[str, int] = {}
-        self._hub: Hub | None = None
-        self._link: Lifeline | RunFacts | None = None
+        self._link: RunFacts | None = None
 
     # The beginning.
 
@@ -72,21 +65,15 @@ class Board:
         if self.size == 1:
             return
         try:
+            prepare(self.of_job)  # it takes seconds to start, which the others may need to come here
             own = {**facts, _HOME: hosts.name()}
-            if own[_HOME]:
-                prepare(self.of_job)  # it takes seconds to start, which the others may need to come here
             told = self._meet("", json.dumps(own), patience_s, _refuse)
             homes = [json.loads(told[rank])[_HOME] for rank in range(self.size)]
-            if all(homes):
-                self.line = self._join_host(homes, patience_s)
-            if self.line is None:
-                self._link = self._connect()
-            else:
-                self._link = RunFacts(self.name, self.line, self.rank, self.plan(), self.members.__getitem__)
-            self._post(f"process/{self.rank}", json.dumps(this_process()))
+            self.line = self._join_host(homes, patience_s)
+            self._link = RunFacts(self.name, self.line, self.rank, self.plan(), self.members.__getitem__)
         except RuntimeError as error:
             self.abandon()
-            if isinstance(error, PeerFailed | ConfigMismatch):
+            if isinstance(error, OffbeatError):
                 raise
             raise PeerFailed(f"{_STORE_GONE} while the ranks attached") from error
         except BaseException:
@@ -107,8 +94,8 @@ class Board:
             ended=lambda rank: rank_has_ended(self.members[rank]),
         )
 
-    def _join_host(self, homes: list[str], patience_s: float) -> Line | None:
-        """The line to the host process, if all have found theirs; else None on all ranks, and the first says why.
+    def _join_host(self, homes: list[str], patience_s: float) -> Line:
+        """The line to the host process, if all have found theirs; else all ranks say whose is missing, and why.
 
         Where there are several hosts, their host processes are told of each other.
         """
@@ -122,24 +109,22 @@ class Board:
         except (OSError, OffbeatError) as error:
             own["why"] = str(error) or type(error).__name__
         told = self._meet("host", json.dumps(own), patience_s, lambda posted, size: None)
-        said = {rank: json.loads(words) for rank, words in told.items()}
-        failed = {rank: one["why"] for rank, one in said.items() if one["why"]}
-        if not failed and line is not None:
-            if len(set(homes)) > 1:
-                self.homes = [said[rank]["at"][0] for rank in range(self.size)]
-                others = {tuple(one["at"]) for one in said.values() if one["at"] != own["at"]}
-                line.send(say.OtherHosts(f"{self.name}/hosts", sorted(others)))
-            return line
-        if line is not None:
-            leave(self.name, line)
-        if self.rank == 0:
-            rank, words = next(iter(sorted(failed.items())))
-            warnings.warn(
-                f"no host process can be used (rank {self.members[rank]}: {words}): vectors travel through Gloo, which "
-                "is slower",
-                stacklevel=2,
-            )
-        return None
+        said = {rank: json.loads(words) for rank, words in sorted(told.items())}
+        failed = [(rank, one["why"]) for rank, one in said.items() if one["why"]]
+        if failed or line is None:
+            if line is not None:
+                leave(self.name, line)
+            rank, why = failed[0]
+            raise OffbeatError(f"rank {self.members[rank]} has no host process: {why}")
+        if len(set(homes)) > 1:
+            self.homes = [one["at"][0] for one in said.values()]
+            others = {tuple(one["at"]) for one in said.values() if one["at"] != own["at"]}
+            line.send(say.OtherHosts(f"{self.name}/hosts", sorted(others)))
+        return line
+
+    def carriers(self, gpu: str) -> set[str]:
+        """The ways of vectors whose slots lie on that GPU, or on the host."""
+        return {"ipc" if gpu else "shm", *(("tcp",) if self.homes else ())}
 
     def plan(self, ranks: Sequence[int] | None = None) -> dict[str, Any]:
         """What a server must know of these workers, who have their numbers there in this order: all of them."""
@@ -155,32 +140,11 @@ class Board:
             "it waits for the others"
         )
 
-    def _connect(self) -> Lifeline:
-        """Rank 0 starts the hub and tells the others where it is."""
-        if self.rank == 0:
-            token = secrets.token_bytes(16)
-            doors = Entrance(own_address(), token)
-            self._hub = Hub(Roll(), self.size, doors)
-            self._store.set("lifeline", doors.told)
-        told = self._store.get("lifeline").decode()
-        try:
-            connection = connect(told, self.rank)
-        except OSError as error:
-            address, port, _ = json.loads(told)
-            words = f"rank 0 does not answer at {address}:{port}, where it said that it would be"
-            raise PeerFailed(f"{words}: it has ended, or that address cannot be reached from here") from error
-        line = Lifeline(connection, self.rank, elsewhere.in_words, self.members.__getitem__)
-        line.know_processes(self._processes)
-        return line
-
     def all_have_read(self) -> None:
         """Before a refusal of all ranks: waits a moment for the others to have read what it is about."""
         self._post(f"read/{self.rank}", "1")
         with suppress(PeerFailed):
             self._until(lambda: self._all("read"), NEWS_S)
-
-    def _processes(self, rank: int) -> tuple[list[str], list[str]]:
-        return json.loads(self._facts.get(f"process/{rank}", "[]")), this_process()
 
     def _until(self, ready: Callable[[], bool], seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -196,13 +160,9 @@ class Board:
         return PrefixStore(f"group/{name}", self._store)
 
     def section(self, name: str) -> Board:
-        """This board for one channel more: the same line and failures, names of its own for what is made and awaited.
-
-        Its threads number what they make by themselves: beside the others' the same number could come to be
-        another thing on another rank.
-        """
+        """This board for one channel more: the same line and failures, names of its own for what is awaited."""
         part = copy.copy(self)
-        part.name, part._section, part._made = f"{self.name}/{name}", f"{name}/", {}
+        part.name, part._section = f"{self.name}/{name}", f"{name}/"
         return part
 
     # Facts.
@@ -222,13 +182,8 @@ class Board:
         if self._link is None:
             time.sleep(seconds)
             return
-        if isinstance(self._link, RunFacts):
-            if not ready():
-                self._link.hear(seconds)
-            return
-        with self._link.changed:
-            if not ready():
-                self._link.changed.wait(seconds)
+        if not ready():
+            self._link.hear(seconds)
 
     def meeting(self, name: str, ranks: tuple[int, ...]) -> Callable[[], bool]:
         """Say that this worker is there; the answer tells whether all ``ranks`` are."""
@@ -236,15 +191,6 @@ class Board:
         self._post(f"{name}/{self.rank}", "1")
         keys = [f"{name}/{r}" for r in ranks]
         return lambda: all(key in self._facts for key in keys)
-
-    def numbered(self, name: str, ranks: tuple[int, ...]) -> str:
-        """A name for what these ranks are about to make under this one: another each time, since facts stay.
-
-        All of ``ranks`` ask for it equally often. So what was given up can be made anew, by the same ones or by others.
-        """
-        name = f"{self._section}{name}/of {'-'.join(map(str, ranks))}"
-        self._made[name] = self._made.get(name, 0) + 1
-        return f"{name}/{self._made[name]}"
 
     def publish(self, name: str, text: str) -> None:
         """A fact under a name of its own."""
@@ -305,8 +251,6 @@ class Board:
         return {**heard, self.rank: elsewhere.in_words()}
 
     def _in_words(self, answers: dict[int, str]) -> str:
-        if 0 not in answers and isinstance(self._link, Lifeline):
-            return f"rank {self.members[0]} {_SILENT}, so nothing is known of the others"
         said = [f"rank {self.members[r]} {_SILENT}" for r in range(self.size) if r not in answers]
         said += [f"rank {self.members[r]} {doing}" for r, doing in sorted(answers.items()) if r != self.rank]
         return "; ".join(said[:16]) + (f"; and {len(said) - 16} more" if len(said) > 16 else "")
@@ -360,8 +304,6 @@ class Board:
         if self._link is not None:
             self._link.close()
         self._leave_host()
-        if self._hub is not None:
-            self._hub.join(LEAVE_S)
 
     def _leave_host(self) -> None:
         if self.line is not None:
@@ -373,8 +315,6 @@ class Board:
         if self._link is not None:
             self._link.abandon()
         self._leave_host()
-        if self._hub is not None:
-            self._hub.abandon()
 
 
 _HOME = "host"

@@ -226,7 +226,7 @@ class ChannelClient(HostClient):
         self._wait_until_through()
         self._lay_spare(self._asked)
         self._asked = None
-        told, released = self._take(), self._answered
+        released, told = self._answered, self._take()
         slot = self._put(x)
         shared = self._channel.rules.absent == "shared"
         newest = [one for one in told if one.given][-1:] if shared else told  # the newest knows nothing of this step

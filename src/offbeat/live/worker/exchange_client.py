@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.live.host import protocol as say
@@ -17,6 +18,7 @@ from offbeat.live.worker.board import Board
 from offbeat.live.worker.channel_client import HostClient
 from offbeat.live.worker.line import Line
 from offbeat.live.worker.slots import slots_for
+from offbeat.live.worker.waiter import Waiter
 from offbeat.tensors.codec import Codec
 from offbeat.tensors.vector import Vec, wide
 
@@ -178,14 +180,14 @@ class InStep:
         self,
         line: Line,
         board: Board,
-        patience_s: float,
-        gpu_of: Callable[[Sequence[Tensor]], str],
-        carriers: set[str],
+        waiter: Waiter,
+        gpu_of: Callable[[Sequence[Tensor]], str] = lambda tensors: "",
+        carriers: set[str] | None = None,
     ) -> None:
-        self._line, self._board, self._patience_s, self._gpu_of = line, board, patience_s, gpu_of
+        self._line, self._board, self._waiter, self._gpu_of = line, board, waiter, gpu_of
         self._clients: dict[str, ExchangeClient] = {}
-        self._once = self._besides = 0
-        self._carriers = carriers
+        self._once = 0
+        self._carriers = set[str]() if carriers is None else carriers
 
     def among(self, ranks: tuple[int, ...], tensors: Sequence[Tensor], codec: Codec | None = None) -> ExchangeClient:
         """Those of ``ranks``, with vectors like these, in dtypes that can be summed."""
@@ -204,21 +206,14 @@ class InStep:
             self._clients[name] = self._client(name, ranks, tensors, kinds, codec)
         return self._clients[name]
 
-    def beside(self, ranks: tuple[int, ...], tensors: Sequence[Tensor]) -> ExchangeClient:
-        """Others of the same ranks and vectors, which are counted by themselves."""
-        self._besides += 1
-        name = f"beside {self._besides}/{ranks[0]}"
-        self._clients[name] = self._client(name, ranks, tensors, [(wide(t.dtype), t.numel()) for t in tensors])
-        return self._clients[name]
-
     def _client(
         self, name: str, ranks: tuple[int, ...], tensors: Sequence[Tensor], kinds: Kinds, codec: Codec | None = None
     ) -> ExchangeClient:
         gpu = self._gpu_of(tensors)
-        self._carriers.add("ipc" if gpu else "shm")
+        self._carriers.update(self._board.carriers(gpu))
         key = f"{self._board.name}/exchanges/{name}"
         like = Vec(tensors)
-        return ExchangeClient(key, self._line, ranks, like, kinds, gpu, self._board, self._patience_s, codec)
+        return ExchangeClient(key, self._line, ranks, like, kinds, gpu, self._board, self._waiter.patience_s, codec)
 
     def once(self, tensor: Tensor) -> ExchangeClient:
         """One exchange of all, on the host, whose memory is given back when it is closed."""
@@ -226,9 +221,52 @@ class InStep:
         everyone = tuple(range(self._board.size))
         key = f"{self._board.name}/once/{self._once}"
         kinds = [(tensor.dtype, tensor.numel())]
-        return ExchangeClient(key, self._line, everyone, Vec([tensor]), kinds, "", self._board, self._patience_s)
+        patience_s = self._waiter.patience_s
+        return ExchangeClient(key, self._line, everyone, Vec([tensor]), kinds, "", self._board, patience_s)
+
+    def broadcast(self, tensor: Tensor, what: str) -> None:
+        """The first member's numbers for all, as bytes."""
+        staged = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        client, everyone = self.once(staged), range(self._board.size)
+        mine, sends = (Vec([staged]), everyone) if self._board.rank == 0 else (None, ())
+        begun = client.lay(mine, reads=[0], sends=sends)
+        self._waiter.wait([begun], what)
+        begun.take(lambda vecs, _: vecs[0].put_into(Vec([staged])))
+        client.close()
+        tensor.copy_(staged.view(tensor.dtype).view(tensor.shape))
+
+    def agree_on(self, tensor: Tensor, op: Any, what: str) -> Tensor:
+        """A blocking reduction among all; gives a new tensor, on the host."""
+        staged = tensor.detach().to("cpu", copy=True)
+        if not staged.numel():
+            return staged
+        client, everyone = self.once(staged), range(self._board.size)
+        sums = op == dist.ReduceOp.SUM and staged.is_floating_point()
+        begun = client.lay(
+            Vec([staged.reshape(-1)]),
+            sums=[(rank, 1.0) for rank in everyone if sums],
+            reads=[] if sums else everyone,
+            sends=[] if sums else everyone,
+        )
+        self._waiter.wait([begun], what)
+        found: list[Tensor] = []
+        begun.take(lambda vecs, _: found.extend(vec.parts[0].clone() for vec in vecs))
+        client.close()
+        return _reduced(found, op).reshape(staged.shape)
 
     def close(self) -> None:
         for client in self._clients.values():
             client.close()
         self._clients = {}
+
+
+def _reduced(found: list[Tensor], op: Any) -> Tensor:
+    out = found[0]
+    for other in found[1:]:
+        if op == dist.ReduceOp.MAX:
+            out = torch.maximum(out, other)
+        elif op == dist.ReduceOp.MIN:
+            out = torch.minimum(out, other)
+        else:
+            out = out + other
+    return out

@@ -9,15 +9,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.live.host import protocol as say
 from offbeat.live.transport.errors import PeerFailed
-from offbeat.live.transport.lifeline import ANSWER_S, Failure
 from offbeat.live.worker.line import Line
+
+ANSWER_S = 2.0  # for all host processes to say what their workers are doing
+
+
+class Failure(NamedTuple):
+    """What ended the run for the others: a worker's last words, or that it vanished without any."""
+
+    words: str
+    vanished: bool
 
 
 class RunFacts:
@@ -140,9 +148,6 @@ class HostBell:
         if r > max(self.rung, self._mine):
             self._mine = r  # once a round: a step that is given up and made anew must not count as two workers
             self._line.send(say.Ring(self._key, r, workers))
-
-    def finished(self) -> None:
-        """I shall ring no more."""
 
     def close(self) -> None:
         if not self._over:

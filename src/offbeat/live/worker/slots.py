@@ -16,13 +16,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from offbeat.live.host.protocol import Ref
 from offbeat.live.memory.adding import Unadded, lay
 from offbeat.live.memory.arena import PAGE_BYTES, WORDS_AT, DeviceSlots, Kinds, Mapping, Shard, SlotMemory
 from offbeat.live.memory.device import StreamWords, call_driver
-from offbeat.live.memory.hands import ONE
 from offbeat.live.worker.line import Line
 from offbeat.tensors.vector import Vec, Way
 
@@ -38,7 +36,7 @@ class OnHost:
 
     def write(self, x: Vec, slot: int) -> None:
         """Let a slot hold ``x``."""
-        lay(x, self.memory.vec(slot), ONE)
+        lay(x, self.memory.vec(slot))
         self.memory.note_used(slot, x.used)
 
     def write_way(self, way: Way, slot: int) -> None:
@@ -59,7 +57,7 @@ class OnHost:
             vec = terms[0][0]
             vec.used = self.memory.used(slots)
             return vec
-        return Unadded(terms, self.memory.used(slots), self._room, ONE)
+        return Unadded(terms, self.memory.used(slots), self._room)
 
     def _vec(self, slot: int) -> Vec:
         return self.memory.vec(slot)
@@ -312,10 +310,3 @@ def slots_for(
         return OnDevice(DeviceSlots(arena, kinds, parameters, like.parts[0].device, shard), line, word)
     memory = SlotMemory(arena, kinds, parameters, shard)
     return ThroughHost(memory, like, line, word) if any(p.is_cuda for p in like.parts) else OnHost(memory)
-
-
-def as_wide(x: Tensor) -> tuple[str, int]:
-    """A part as it is told to the host process."""
-    from offbeat.tensors.vector import wide
-
-    return str(wide(x.dtype)).removeprefix("torch."), x.numel()

@@ -44,6 +44,10 @@ def secret_of(store: Store) -> str:
 
 def connect(token: str, rank: int, patience_s: float) -> tuple[socket.socket, Welcome, int]:
     """A line to the host process, what it said, and the arena's descriptor."""
+    if sys.platform != "linux":
+        raise OffbeatError(
+            f"several workers train together on Linux, and this is {sys.platform}; one worker trains alone"
+        )
     end_s, name, tries = time.monotonic() + patience_s, _name(token), 0
     while True:
         line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -72,6 +76,8 @@ def connect(token: str, rank: int, patience_s: float) -> tuple[socket.socket, We
 
 def prepare(store: Store) -> None:
     """Start the host process, unless another worker has, or is about to."""
+    if sys.platform != "linux":
+        return  # whoever joins will say so
     token = token_of(store)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
