@@ -188,7 +188,11 @@ def _rounds_job(rank: int, n: int, times: int, codec: str) -> tuple[list[float],
     optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=0.0), model, strategy)
     w.sum().backward()
     optimizer.step()
-    clerk, g, tensor = optimizer._run.endpoints.clerk, Vec([torch.ones(n, device=device)]), torch.ones(n, device=device)
+    client, g, tensor = (
+        optimizer._run.endpoints.client,
+        Vec([torch.ones(n, device=device)]),
+        torch.ones(n, device=device),
+    )
     plain, ours = [], []
     for k in range(times):
         _settle(device)
@@ -197,7 +201,7 @@ def _rounds_job(rank: int, n: int, times: int, codec: str) -> tuple[list[float],
         _settle(device)
         plain.append(time.perf_counter() - start)
         start = together()
-        clerk.offer(g, k + 1)
+        client.offer(g, k + 1)
         _settle(device)
         ours.append(time.perf_counter() - start)
     optimizer.finish()

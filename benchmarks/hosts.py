@@ -2,14 +2,12 @@
 
     python benchmarks/hosts.py [--json FILE] [--repeats 3] [--numbers 10000000] [--only rounds,sums]
 
-- rounds: a partial round with everybody there, composed (inside a host, one message a host, inside again), beside the
-  same round over Gloo alone; the bytes that left a host in each; then with a codec, over the one without.
-- sums: `allreduce`'s sum of one vector, in the same two ways, beside torch's own Gloo all-reduce.
+- rounds: a partial round with everybody there, and the bytes that left a host; then with a codec, over the one without.
+- sums: `allreduce`'s sum of one vector beside torch's own Gloo all-reduce.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -39,13 +37,13 @@ def _rounds_job(rank: int, cable: TwoHosts, n: int, times: int, codec: str) -> t
     optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=0.0), model, strategy)
     w.sum().backward()
     optimizer.step()
-    clerk, g, took = optimizer._run.endpoints.clerk, Vec([torch.ones(n)]), list[float]()
-    clerk.offer(g, 1)
+    client, g, took = optimizer._run.endpoints.client, Vec([torch.ones(n)]), list[float]()
+    client.offer(g, 1)
     together()
     before = cable.sent_bytes(0) if rank == 0 else 0
     for k in range(times):
         start = together()
-        clerk.offer(g, k + 2)
+        client.offer(g, k + 2)
         took.append(time.perf_counter() - start)
     together()
     sent = (cable.sent_bytes(0) - before) / times if rank == 0 else 0.0
@@ -65,7 +63,7 @@ def _sums_job(rank: int, cable: TwoHosts, n: int, times: int, whose: str) -> tup
         if whose == "torch":
             dist.all_reduce(tensor)
         else:
-            work = transport.all_reduce(tensor, tuple(range(RANKS)))
+            work, _ = transport.part_of_mean(tensor, None, tuple(range(RANKS)))
             assert work is not None
             transport.waiter.wait([work], "a sum")
         took.append(time.perf_counter() - start)
@@ -75,17 +73,14 @@ def _sums_job(rank: int, cable: TwoHosts, n: int, times: int, whose: str) -> tup
     return took[1:], sent
 
 
-def _measured(job: Callable[..., Any], n: int, what: str, carrier: str = "") -> tuple[float, float]:
+def _measured(job: Callable[..., Any], n: int, what: str) -> tuple[float, float]:
     """Median seconds, and MB that left a host."""
-    os.environ["OFFBEAT_CARRIER"] = carrier
     with TwoHosts(GBIT_S) as cable:
         took, sent = run_workers(RANKS, job, cable, n, 8, what, hosts=cable)[0]
     return median(took), sent / 1e6
 
 
 def rounds(report: Report, repeats: int, n: int) -> None:
-    plain_s, plain_mb = _measured(_rounds_job, n, "none", "gloo")
-    report.row(f"a round of {n:,} floats over Gloo alone", f"{plain_s * 1e3:.0f} ms, {plain_mb:.1f} MB left a host")
     uncoded, sent = [], []
     for _ in range(repeats):
         took_s, mb = _measured(_rounds_job, n, "none")
@@ -93,7 +88,7 @@ def rounds(report: Report, repeats: int, n: int) -> None:
         sent.append(mb)
     one_mb = 4 * n / 1e6
     figure = f"{median(uncoded) * 1e3:.0f} ms, {median(sent):.1f} MB left a host"
-    report.row("the same, composed", figure, f"one message: {one_mb:.0f} MB", median(sent) <= 1.1 * one_mb)
+    report.row(f"a round of {n:,} floats", figure, f"one message: {one_mb:.0f} MB", median(sent) <= 1.1 * one_mb)
     for codec, limit in (("bf16", 0.6), ("int8", 0.4)):
         ratios, mbs = [], []
         for without_s in uncoded:
@@ -105,10 +100,10 @@ def rounds(report: Report, repeats: int, n: int) -> None:
 
 
 def sums(report: Report, repeats: int, n: int) -> None:
-    for whose, carrier in (("torch", "gloo"), ("ours", "gloo"), ("ours", "")):
-        found = [_measured(_sums_job, n, whose, carrier) for _ in range(repeats)]
+    for whose in ("torch", "ours"):
+        found = [_measured(_sums_job, n, whose) for _ in range(repeats)]
         took, mb = median([s for s, _ in found]), median([m for _, m in found])
-        words = "torch's Gloo" if whose == "torch" else "Gloo alone" if carrier else "composed"
+        words = "torch's Gloo" if whose == "torch" else "ours"
         report.row(f"a sum of {n:,} floats, {words}", f"{took * 1e3:.0f} ms, {mb:.1f} MB left a host")
 
 

@@ -50,7 +50,7 @@ def _rounds_job(rank: int, n: int, repeats: int) -> tuple[list[float], list[floa
     x = torch.ones(n)
     model(x).backward()
     optimizer.step()
-    clerk, g = optimizer._run.endpoints.clerk, Vec([torch.ones(n)])
+    client, g = optimizer._run.endpoints.client, Vec([torch.ones(n)])
     plain, ours = [], []
     tensor = torch.ones(n)
     for k in range(repeats):
@@ -58,7 +58,7 @@ def _rounds_job(rank: int, n: int, repeats: int) -> tuple[list[float], list[floa
         dist.all_reduce(tensor)
         plain.append(time.perf_counter() - start)
         start = together()
-        clerk.offer(g, k + 1)
+        client.offer(g, k + 1)
         ours.append(time.perf_counter() - start)
     optimizer.finish()
     return plain, ours

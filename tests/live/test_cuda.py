@@ -12,9 +12,7 @@ import torch
 from torch.nn import functional as F
 
 import offbeat as ob
-from offbeat.live.carriers.staging import Staging
 from offbeat.live.memory import adding, kernels
-from offbeat.tensors.vector import Vec
 from tests.support.counted import AT_MOST, Seen, one_case
 from tests.support.flows import Flow, flow_of
 from tests.support.in_step import IN_STEP as SIMPLE
@@ -69,7 +67,7 @@ def one_method(rank: int, device: str, name: str) -> torch.Tensor:
 
 def call(name: str, function: Callable[..., Any], *args: Any) -> Call:
     """Ranks that read each other's memory code nothing; so what is coded goes as if each had a host of its own."""
-    return Call(over, ("gloo", function, *args)) if "qsgd" in name or "coded" in name else Call(function, args)
+    return Call(over, ("each", function, *args)) if "qsgd" in name or "coded" in name else Call(function, args)
 
 
 Methods = dict[tuple[str, str], Turns[str]]
@@ -115,34 +113,6 @@ def slow_ones(numbers: int) -> torch.Tensor:
     return x
 
 
-def test_what_is_staged_is_complete_though_the_device_was_far_behind() -> None:
-    slow_ones(10)
-    torch.cuda.synchronize()
-    for numbers in (1, 1_000, 20_000_000):
-        x = slow_ones(numbers)
-        assert not torch.cuda.current_stream().query(), "the device is still busy, or this shows nothing"
-        host = Staging(Vec([x])).down(Vec([x])).parts[0]
-        x.fill_(7.0)
-        assert host.is_pinned()
-        assert bool((host == 1).all())
-
-
-def test_half_precision_is_staged_in_a_dtype_that_can_be_summed() -> None:
-    x = Vec([torch.full((100,), 1.5, device="cuda", dtype=torch.bfloat16), torch.ones(3, device="cuda").double()])
-    down = Staging(x).down(x)
-    assert [p.dtype for p in down.parts] == [torch.float32, torch.float64]
-    assert [p.device.type for p in Staging(x).up(down).parts] == ["cuda", "cuda"]
-
-
-def test_a_result_on_its_way_up_keeps_its_values_though_its_host_memory_is_used_again() -> None:
-    staging = Staging(Vec([torch.zeros(1, device="cuda")]))
-    slow_ones(10)
-    host = torch.ones(20_000_000)
-    up = staging.up(Vec([host])).parts[0]
-    host.fill_(7.0)
-    assert bool((up == 1).all())
-
-
 def memory_left(rank: int, name: str) -> list[int]:
     """Bytes on the GPU after each of three runs, without Python's cyclic collector."""
     gc.disable()
@@ -172,7 +142,7 @@ def test_a_sum_in_one_pass_has_the_bits_of_torchs_passes(
     found, expected = torch.zeros(2, numel, dtype=dtype, device="cuda")
     assert kernels.add_in_one_pass(found, terms, 3, 16, numel - 5), "there is no compiler"
     monkeypatch.setattr(adding, "add_in_one_pass", lambda *_: False)
-    adding.add_up(expected, terms, 3, 16, numel - 5)
+    adding.add_up(expected[16 : numel - 5], [[(t[16 : numel - 5], f) for t, f in term] for term in terms], 3)
     assert torch.equal(found, expected)
     assert not found[:16].any()
     assert not found[numel - 5 :].any()

@@ -16,8 +16,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import offbeat as ob
-from offbeat.live.partial.coordinator import Coordinator, pack, unpack
-from offbeat.live.transport.hub import Frame, Word
 from offbeat.rounds import waiting
 from offbeat.rounds.held import Elsewhere, held
 from offbeat.rounds.place import Place
@@ -50,11 +48,6 @@ def test_who_waits_for_a_round_of_another_channel_is_held_until_somebody_has_its
     waits, idle = Elsewhere(rounds={"other": (3, 4)}), Elsewhere(rounds={"other": (3, 0)})
     assert held({0: waits, 1: idle}) == {0}
     assert held({0: waits, 1: Elsewhere(rounds={"other": (4, 0)})}) == set()
-
-
-def test_what_a_worker_says_is_read_as_it_was_said() -> None:
-    where = Elsewhere(True, {"group 0": (3, (0, 2))}, {"offbeat/1": (4, 5)})
-    assert unpack(pack(where)) == where
 
 
 @dataclass
@@ -199,24 +192,6 @@ def test_without_the_rule_the_same_programs_lock(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Play, "judge", lambda self: None)
     with pytest.raises(AssertionError, match="locked"):
         all_orders(PROGRAMS["one is behind"], RULES["everyone"], always_asked=False)
-
-
-def arrived(rank: int, position: int) -> Frame:
-    return Frame(Word.ARRIVED, rank, position, 0)
-
-
-def test_the_hub_asks_only_when_a_round_is_waited_for_and_decides_only_when_all_have_answered() -> None:
-    hub = Coordinator(Referee(RULES["everyone"], 3, 0))
-    assert hub.pause_s is None
-    assert list(hub.hear(arrived(1, 0))) == []
-    assert hub.pause_s is not None
-    assert list(hub.silence()) == [(None, Frame(Word.WHERE, 0, 1))]
-    assert hub.pause_s is None, "it has asked, and waits for the answers"
-    assert list(hub.hear(Frame(Word.ELSEWHERE, 0, text=pack(inside(1))))) == []
-    assert list(hub.hear(Frame(Word.ELSEWHERE, 1, text=pack(outside(0))))) == []
-    go = list(hub.hear(Frame(Word.ELSEWHERE, 2, text=pack(inside(1)))))
-    assert go == [(None, Frame(Word.GO, 0, 0, 2))]
-    assert list(hub.hear(Frame(Word.ELSEWHERE, 1, text=pack(inside(1))))) == [(None, Frame(Word.WHERE, 0, 0))]
 
 
 def test_torch_is_as_it_was_when_the_last_optimizer_has_ended() -> None:

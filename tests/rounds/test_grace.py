@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import time
 from typing import Any
 
 import pytest
 
 import offbeat as ob
-from offbeat.live.partial.coordinator import Asking, Coordinator, frame_of
-from offbeat.live.transport.hub import Word
 from offbeat.rounds import waiting
 from offbeat.rounds.grace import Grace, Window, worth_waiting_until_s
 from offbeat.rounds.referee import Notice, Referee, Say
@@ -152,20 +149,3 @@ def test_groups_of_those_who_have_arrived_have_nobody_to_wait_for() -> None:
         ob.self_clocked(grace="auto")
     with pytest.raises(ValueError, match='say meet="all"'):
         ob.self_clocked(staleness=4)
-
-
-def over(hub: Asking) -> None:
-    """Until there is nothing left of its pause; a pause that does not shrink is not waited for."""
-    patience_s = time.monotonic() + 5.0
-    while hub.pause_s and time.monotonic() < patience_s:
-        pass
-    assert hub.pause_s == 0.0
-
-
-def test_at_the_hub_a_round_starts_when_its_window_is_over_though_nobody_says_anything() -> None:
-    hub = Coordinator(referee(0.02, 2))
-    assert not list(hub.hear(frame_of(0, Notice(Say.ARRIVED, 0))))
-    assert (hub.pause_s or 0.0) <= 0.02
-    over(hub)
-    assert [frame.word for _, frame in hub.silence()] == [Word.GO]
-    assert hub.pause_s is None

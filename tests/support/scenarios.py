@@ -52,15 +52,15 @@ class Turns(Generic[K]):
         return self.told.keys()
 
 
-CARRIERS = ("shm", "gloo", "hosts")  # a column of the tables of laws, countings and failures
+CARRIERS = ("shm", "each", "hosts")  # a column of the tables of laws, countings and failures
 
 
 def over(rank: int, carrier: str, function: Callable[..., T], *args: Any) -> T:
-    """Call ``function`` where vectors go this way; ``"hosts"``: as if every two ranks had a host of their own;
-    ``"long"``: through the host process, as if vectors were long."""
+    """Call ``function`` where vectors go this way; ``"hosts"``: as if every two ranks had a host of their own, and
+    ``"each"`` as if each had; ``"long"``: through the host process, as if vectors were long."""
     with pytest.MonkeyPatch.context() as patch:
-        if carrier == "hosts":
-            patch.setenv("OFFBEAT_HOST", f"host {rank // 2}")
+        if carrier in ("hosts", "each"):
+            patch.setenv("OFFBEAT_HOST", f"host {rank // 2 if carrier == 'hosts' else rank}")
         elif carrier == "long":
             patch.setattr("offbeat.live.worker.channel_client.LONG_BYTES", 0)
             patch.setattr("offbeat.live.worker.weights_client.LONG_BYTES", 0)

@@ -40,9 +40,8 @@ RUNS: dict[str, tuple[tuple[int, ...], bool, bool]] = {
     f"three, late, uneven and averaged, {ON_THEIR_OWN}": ((STEPS, 7, STEPS), True, True),
     f"five, late and uneven, {ON_THEIR_OWN}": ((STEPS, 6, STEPS, 8, 9), True, False),
     "four, late, uneven and averaged, long": ((STEPS, 7, STEPS, 4), True, True),
-    "three, late, uneven and averaged, over gloo": ((STEPS, 5, STEPS), True, True),
 }
-WAYS = {ON_TWO_HOSTS: "hosts", "long": "long", "over gloo": "gloo"}  # which way vectors go, where a run says so
+WAYS = {ON_TWO_HOSTS: "hosts", "long": "long"}  # which way vectors go, where a run says so
 
 
 def task() -> ob.Task:
@@ -59,11 +58,9 @@ OF_THOSE_IN_STEP = ("three, uneven", "four, late, uneven and averaged", f"four, 
 def is_shown_elsewhere(name: str, run: str) -> bool:
     if ON_THEIR_OWN in run:  # where nothing is coded, a host more is nothing new; of five, those who meet in groups
         return TIMED[name].settings.get("codec") is None or (len(RUNS[run][0]) == 5 and name not in IN_PAIRS)
-    if run.endswith(("long", "over gloo")):  # what is in step, and what is coded over Gloo, other rows show
+    if run.endswith("long"):  # what is in step, and what is coded, other rows show
         coded, kind = TIMED[name].settings.get("codec") not in (None, "auto"), TIMED[name].name
-        if coded or kind not in DEPENDS_ON_TIMING or (kind == "nonblocking" and "long" in run):
-            return True
-        return not FULL and "gloo" in run and list(TIMED).index(name) % 2 == 1  # the clerks are those between hosts
+        return coded or kind not in DEPENDS_ON_TIMING or kind == "nonblocking"
     if FULL or name in BY_SPEED or name in IN_NODES:
         return False
     return run in ("four, late", "three, late and averaged") or (

@@ -19,7 +19,7 @@ STEPS = 12
 # How many workers, whether some of their steps take longer, and which way their vectors go ("": whichever is best).
 Run = tuple[int, bool, str]
 RUNS: list[Run] = [(1, False, ""), (2, False, ""), (3, True, ""), (4, False, ""), (5, True, "")]
-RUNS += [(2, False, "gloo"), (3, True, "gloo"), (4, True, "gloo"), (4, False, "hosts"), (5, True, "hosts")]
+RUNS += [(2, False, "each"), (3, True, "each"), (4, True, "each"), (4, False, "hosts"), (5, True, "hosts")]
 
 
 def task() -> ob.Task:

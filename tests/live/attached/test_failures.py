@@ -184,26 +184,26 @@ def _job(way: str, function: Callable[..., Any], size: int, *args: Any, hosts: b
     return Job(over, size, (way, function, *args), timeout_s=120, whole_end=whole, rank_0_hosts=hosts)
 
 
-WAYS = ("shm", "gloo", "hosts")  # among methods in step nothing is pooled
+WAYS = ("shm", "each", "hosts")  # among methods in step nothing is pooled
 RAISED = [
     ("allreduce", "with", "shm"),
-    ("dasgd", "with", "gloo"),
+    ("dasgd", "with", "each"),
     ("dpsgd", "with", "hosts"),
     ("noloco", "with", "shm"),
 ]
-RAISED += [("allreduce", "plain", "gloo"), ("local_sgd", "plain", "hosts")]
-RAISED += [("dasgd", "plain", "shm"), ("qsgd", "plain", "gloo")]
-KILLED = [("allreduce", 1, "hosts"), ("local_sgd", 1, "shm"), ("dasgd", 1, "hosts"), ("dpsgd", 1, "gloo")]
-KILLED += [("allreduce", 0, "gloo"), ("dpsgd", 0, "shm"), ("noloco", 0, "hosts")]
-INTERRUPTED = [("allreduce", "shm"), ("local_sgd", "shm"), ("dasgd", "gloo")]
+RAISED += [("allreduce", "plain", "each"), ("local_sgd", "plain", "hosts")]
+RAISED += [("dasgd", "plain", "shm"), ("qsgd", "plain", "each")]
+KILLED = [("allreduce", 1, "hosts"), ("local_sgd", 1, "shm"), ("dasgd", 1, "hosts"), ("dpsgd", 1, "each")]
+KILLED += [("allreduce", 0, "each"), ("dpsgd", 0, "shm"), ("noloco", 0, "hosts")]
+INTERRUPTED = [("allreduce", "shm"), ("local_sgd", "shm"), ("dasgd", "each")]
 PLAN: dict[Any, Job] = {
     **{key: _job(key[2], failing, SIZE, *key[:2], whole=k % 2 == 0) for k, key in enumerate(RAISED)},
     **{key: _job(key[2], failing, SIZE, key[0], "killed", key[1], whole=k % 2 == 0) for k, key in enumerate(KILLED)},
     "hosting": _job("shm", failing, SIZE, "local_sgd", "killed", 0, hosts=True),
     **{("end", way): _job(way, failing_at_the_end, SIZE, whole=way == "hosts") for way in WAYS},
-    **{("patient", way): _job(way, patient, 3, whole=way == "gloo") for way in WAYS},
+    **{("patient", way): _job(way, patient, 3, whole=way == "each") for way in WAYS},
     **{("busy", way): _job(way, killed_beside_a_busy_one, 3, whole=way == "shm") for way in WAYS},
-    **{("cut off", way): _job(way, cut_off, 2, whole=way == "gloo") for way in ("shm", "gloo")},
+    **{("cut off", way): _job(way, cut_off, 2, whole=way == "each") for way in ("shm", "each")},
     **{("interrupted", *key): _job(key[1], interrupted, 2, key[0]) for key in INTERRUPTED},
     **{("fine", way, k): _job(way, fine, 3, hosts=k == 0) for k in range(2) for way in WAYS},
 }
@@ -252,7 +252,7 @@ def test_a_rank_that_is_only_busy_is_not_taken_for_the_one_that_was_killed(ended
         assert outcome.error.endswith("rank 1 gives no sign of life: the process has ended")
 
 
-@pytest.mark.parametrize("way", ["shm", "gloo"])
+@pytest.mark.parametrize("way", ["shm", "each"])
 def test_of_a_rank_that_is_cut_off_it_is_not_said_that_it_has_ended(ended: Ended, way: str) -> None:
     waiting, cut = ended["cut off", way]
     assert cut.exit_code == 0, cut.stderr

@@ -1,6 +1,6 @@
 """A run that is given up leaves nothing in its process, however often, and whatever was under way; others can be begun.
 
-Counted are descriptors and threads, Gloo's too, which Python does not know of, and memory that ranks share.
+Counted are descriptors and threads, those that Python does not know of, too, and memory that ranks share.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import nn
 
 import offbeat as ob
-from offbeat.live.carriers.group import _look_at_the_parked
 from tests.support.scenarios import CARRIERS, Call, Turns, in_turn, over
 
 pytestmark = pytest.mark.live
@@ -43,7 +42,6 @@ def left(at_most: Left | None = None) -> Left:
     end_s = time.monotonic() + SOON_S
     while (now := held()) != at_most and at_most is not None and time.monotonic() < end_s:
         time.sleep(0.05)
-        _look_at_the_parked()
     return now
 
 

@@ -188,7 +188,7 @@ def test_what_some_use_takes_the_average_with_zeros_from_the_others(ran: Ran, si
 
 @pytest.mark.parametrize("coded", [False, True], ids=["late", "late, coded"])
 def test_a_gradient_that_is_carried_still_knows_what_it_used(coded: bool) -> None:
-    (outcomes,) = forge.run([Job(over, 2, ("gloo", late, True)) if coded else Job(late, 2, (False,))])
+    (outcomes,) = forge.run([Job(over, 2, ("each", late, True)) if coded else Job(late, 2, (False,))])
     (begin, *before, _, last), (_, at_first, then, other) = forge.values(outcomes)
     assert all(torch.equal(seen[1], begin[1]) for seen in before)
     assert torch.equal(at_first[1], begin[1])  # it came too late: the rounds before it did not use the layer

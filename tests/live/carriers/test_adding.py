@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from offbeat.live.memory import adding
-from offbeat.live.memory.hands import ONE, Hands
 from offbeat.tensors.vector import Vec
 from tests.support.sums import SHAPES, N, terms_of
 
@@ -30,16 +29,6 @@ def test_a_sum_is_the_members_in_their_order(name: str) -> None:
     assert torch.equal(out, naive(terms, len(terms)))
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_stretches_make_the_bits_of_the_whole(name: str) -> None:
-    terms = terms_of(SHAPES[name])
-    whole, parts = torch.empty(N), torch.empty(N)
-    adding.add_up(whole, terms, 3)
-    for part in range(5):
-        adding.add_up(parts, terms, 3, *adding.stretch(N, part, 5))
-    assert torch.equal(whole, parts)
-
-
 @pytest.mark.parametrize("shape", [[1.0, 1.0], [1.0, -1.0], [0.5, 0.5, 1.0], [0.3]], ids=str)
 def test_what_is_not_added_up_yet_is_the_same_where_it_is_put_and_where_it_is_read(shape: list[float]) -> None:
     (term,) = terms_of([shape])
@@ -51,7 +40,7 @@ def test_what_is_not_added_up_yet_is_the_same_where_it_is_put_and_where_it_is_re
         rooms.append(Vec([torch.empty(N)]))
         return rooms[-1]
 
-    sums = adding.Unadded([(Vec([tensor]), factor) for tensor, factor in term], None, room, ONE)
+    sums = adding.Unadded([(Vec([tensor]), factor) for tensor, factor in term], None, room)
     put = Vec([torch.empty(N)]).copy_(sums)
     assert not rooms, "what is put elsewhere needs no memory of its own"
     assert torch.equal(put.parts[0], expected)
@@ -63,14 +52,11 @@ def test_what_is_not_added_up_yet_is_the_same_where_it_is_put_and_where_it_is_re
     assert torch.equal(sums.clone().parts[0], expected), "once it was read, it stays what it was"
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_a_way_is_laid_down_in_one_pass_and_leaves_its_ends_alone(several: bool) -> None:
-    hands = Hands(1) if several else ONE
+def test_a_way_is_laid_down_in_one_pass_and_leaves_its_ends_alone() -> None:
     draw = torch.Generator().manual_seed(4)
     start, end, target = (Vec([torch.randn(5 << 20, generator=draw)]) for _ in range(3))
     before, way = start.clone(), start.way_to(end)
-    adding.lay(way, target, hands)
-    hands.close()
+    adding.lay(way, target)
     assert torch.equal(target.parts[0], end.parts[0] - start.parts[0])
     assert torch.equal(start.parts[0], before.parts[0])
     assert not way.is_made

@@ -77,7 +77,7 @@ def sums(rank: int) -> list[torch.Tensor]:
         model.c = nn.Parameter(torch.zeros(numel // 2 + 1, dtype=torch.bfloat16))
         parts = list(model.parameters())
         optimizer = ob.attach(torch.optim.SGD(parts, lr=1.0), model, ob.local_sgd(period=1), patience_s=120)
-        assert optimizer.carriers == () or "gloo" not in optimizer.carriers
+        assert set(optimizer.carriers) <= {"shm"}
         for p in parts:
             p.grad = torch.randn(p.shape, generator=draw, dtype=torch.float64).to(p.dtype)
         optimizer.step()

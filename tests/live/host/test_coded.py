@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 import offbeat as ob
-from offbeat.live.carriers.group import Group
 from tests.support.in_step import IN_STEP
 from tests.support.scenarios import Told, scenario
 
@@ -66,14 +65,9 @@ def train(rank: int, strategy: ob.Strategy, work: ob.Task) -> tuple[Tensor, int]
     return before
 
 
-def no_group(*args: object) -> None:
-    raise AssertionError("a Gloo group is made")
-
-
 def all_of(rank: int, host: int, methods: dict[str, ob.Strategy], work: ob.Task) -> Ran:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OFFBEAT_HOST", f"host {host}")
-        patch.setattr(Group, "__init__", no_group)
         return {name: train(rank, strategy, work) for name, strategy in methods.items()}
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +26,6 @@ from tests.support.scenarios import CARRIERS, Call, Turns, in_turn, over
 pytestmark = pytest.mark.live
 
 SIZE, MEANWHILE, FEWER, BEFORE_AND_AFTER = 3, 25, 10, 6
-NEEDS_NOBODY = ("shm", "long")
 METHODS = {
     "eager": ob.eager(sync_every=None),
     "eager, late": ob.eager(sync_every=None, late=1),
@@ -142,11 +140,7 @@ def be_stopped(key: str, where: str, step: Callable[[], None]) -> None:
 
 
 def stopped_in_turn(rank: int, name: str, way: str) -> tuple[float, float, int]:
-    """One worker after the other is stopped.
-
-    Where nobody is needed, the others go on before it may. Over Gloo and between hosts its clerk is stopped, too, and
-    they may wait for that; so there it goes on while they are in their steps.
-    """
+    """One worker after the other is stopped, and goes on when the others have."""
     model, everyones = Counter(NUMBERS["many"]), pids()
     optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=1.0), model, METHODS[name], patience_s=120)
     done = 0
@@ -169,13 +163,10 @@ def stopped_in_turn(rank: int, name: str, way: str) -> tuple[float, float, int]:
             os.kill(os.getpid(), signal.SIGSTOP)
             continue
         hear(f"{key} stops")
-        wakes = rank == (victim + 1) % SIZE
-        if wakes and way not in NEEDS_NOBODY:
-            threading.Timer(0.05, let_go_on, [everyones[victim]]).start()
         steps(FEWER)
         say(f"{key} {rank} has gone on")
         hear_all(key, victim)
-        if wakes and way in NEEDS_NOBODY:
+        if rank == (victim + 1) % SIZE:
             let_go_on(everyones[victim])
     steps(BEFORE_AND_AFTER)
     optimizer.finish()

@@ -47,7 +47,7 @@ def _train(rank: int) -> Trained:
 @scenario(3)
 def trained(rank: int) -> Trained:
     """As if each had a host of its own."""
-    return over(rank, "gloo", _train)
+    return over(rank, "each", _train)
 
 
 @scenario(3)
