@@ -103,16 +103,6 @@ def flows() -> Turns[int]:
     return in_turn({k: Call(flow_of, (*each, "cuda")) for k, each in enumerate(FLOWS)}, SIZE, 600, init=False)
 
 
-def slow_ones(numbers: int) -> torch.Tensor:
-    """Queues seconds of work, at the end of which all elements become 1; the host is far ahead of it."""
-    x, factor = torch.zeros(numbers, device="cuda"), torch.randn(8192, 8192, device="cuda")
-    product = factor
-    for _ in range(75):  # few enough for the device's queue, which would else make the host wait
-        product = (product @ factor).clamp_(-1, 1)
-    x += product[0, 0] * 0 + 1
-    return x
-
-
 def memory_left(rank: int, name: str) -> list[int]:
     """Bytes on the GPU after each of three runs, without Python's cyclic collector."""
     gc.disable()
