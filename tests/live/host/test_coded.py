@@ -53,15 +53,16 @@ def long_task() -> ob.Task:
     return ob.tasks.regression(dimension=40_000, batch=8, dtype=torch.float64)
 
 
-def train(rank: int, strategy: ob.Strategy, work: ob.Task) -> tuple[Tensor, int]:
+def train(rank: int, strategy: ob.Strategy, work: ob.Task, device: str) -> tuple[Tensor, int]:
     """The weights after the last step, and the bytes that were sent until then."""
-    model = work.build(0)
+    model = work.build(0).to(device)
     optimizer = ob.attach(work.optimizer(list(model.parameters())), model, strategy, steps=STEPS, patience_s=60)
     for t in range(STEPS):
         optimizer.zero_grad()
-        work.value(model, work.take(rank, t)).backward()
+        work.value(model, tuple(part.to(device) for part in work.take(rank, t))).backward()
         optimizer.step()
-    before = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone(), optimizer.wire_bytes
+    weights = torch.nn.utils.parameters_to_vector(model.parameters()).detach().cpu()
+    before = weights.clone(), optimizer.wire_bytes
     optimizer.finish()
     return before
 
@@ -70,16 +71,21 @@ def no_group(*args: object) -> None:
     raise AssertionError("a Gloo group is made")
 
 
-def all_of(rank: int, host: int, methods: dict[str, ob.Strategy], work: ob.Task) -> Ran:
+def all_of(rank: int, host: int, methods: dict[str, ob.Strategy], work: ob.Task, device: str = "cpu") -> Ran:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OFFBEAT_HOST", f"host {host}")
         patch.setattr(Group, "__init__", no_group)
-        return {name: train(rank, strategy, work) for name, strategy in methods.items()}
+        return {name: train(rank, strategy, work, device) for name, strategy in methods.items()}
 
 
 @scenario(SIZE)
 def each_on_its_own(rank: int) -> Ran:
     return all_of(rank, rank, METHODS, task())
+
+
+@scenario(SIZE)
+def on_a_gpu(rank: int) -> Ran:
+    return all_of(rank, rank, METHODS, task(), "cuda")
 
 
 @scenario(SIZE)
@@ -101,6 +107,17 @@ def test_coded_by_hosts_of_one_rank_all_is_as_in_the_simulator(told: Told, name:
     headers = SIZE * (SIZE - 1) * STEPS * (1 + PARAMETERS) if METHODS[name].name in OF_GRADIENTS else 0
     sent = sum(ran[name][1] for ran in here) - headers
     assert abs(sent - there.wire_bytes) < SIZE * STEPS  # each counts whole bytes of every exchange
+
+
+OF_WORKERS = ("qsgd", "dpsgd", "sparseloco")  # each codes its own, with the draws of its own device
+
+
+@pytest.mark.skipif("not torch.cuda.is_available()", reason="there is no GPU here")
+@pytest.mark.parametrize("name", [name for name, one in METHODS.items() if one.name not in OF_WORKERS])
+def test_on_a_gpu_hosts_code_in_their_own_memory(told: Told, name: str) -> None:
+    there = ob.simulate(METHODS[name], task(), SIZE, STEPS)
+    for rank, ran in enumerate(told(on_a_gpu)):
+        assert (ran[name][0] - there.weights[rank]).abs().max() < 1e-9
 
 
 @pytest.mark.parametrize("name", LONG)
