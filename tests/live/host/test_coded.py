@@ -124,7 +124,7 @@ def test_on_a_gpu_hosts_code_in_their_own_memory(told: Told, name: str) -> None:
 def test_long_vectors_of_three_hosts_end_as_in_the_simulator(told: Told, name: str) -> None:
     there = ob.simulate(LONG[name], long_task(), SIZE, STEPS)
     for rank, ran in enumerate(told(of_long_vectors)):
-        torch.testing.assert_close(ran[name][0], there.weights[rank], rtol=1e-12, atol=1e-9)
+        assert (ran[name][0] - there.weights[rank]).abs().max() < 1e-12 * max(1e3, float(there.weights.abs().max()))
 
 
 @pytest.mark.parametrize("name", METHODS)
