@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from pathlib import Path
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import offbeat as ob
 from offbeat.live.carriers.group import Group
+from tests.support.forge import hear, say
 from tests.support.in_step import IN_STEP
+from tests.support.nets import flat, loss, net, sgd
 from tests.support.scenarios import Told, scenario
 
 pytestmark = pytest.mark.live
@@ -132,3 +140,51 @@ def test_coded_by_hosts_of_two_ranks_all_go_on_near_the_simulator(told: Told, na
     there = ob.simulate(METHODS[name], task(), 4, STEPS)
     for rank, ran in enumerate(told(in_pairs)):
         assert (ran[name][0] - there.weights[rank]).abs().max() < 0.1
+
+
+ALONE = {
+    "eager": ob.eager(sync_every=None, codec=ob.codec.int8()),
+    "wagma": ob.wagma(2, None, merge="correct", codec=ob.codec.int8()),
+    "self_clocked": ob.self_clocked(wait="first", codec=ob.codec.int8()),
+}
+
+
+def let_go_on(pid: int) -> None:
+    """A worker that is about to stop has not stopped yet; what comes before would be lost."""
+    while Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[0] != "T":
+        time.sleep(0.001)
+    os.kill(pid, signal.SIGCONT)
+
+
+@scenario(SIZE)
+def while_one_is_stopped(rank: int) -> dict[str, Tensor]:
+    """The last rank stops its process; the others take steps, and let it go on only then."""
+    out, pids = {}, [0] * SIZE
+    dist.all_gather_object(pids, os.getpid())
+    for name, strategy in ALONE.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("OFFBEAT_HOST", f"host {rank}")
+            model = net()
+            with ob.attach(sgd(model), model, strategy, patience_s=60) as optimizer:
+                for t in range(30 if rank < SIZE - 1 else 12):
+                    if t == 6:
+                        dist.barrier()
+                    if t == 6 and rank == SIZE - 1:
+                        os.kill(os.getpid(), signal.SIGSTOP)
+                    optimizer.zero_grad()
+                    loss(model, rank, t).backward()
+                    optimizer.step()
+                if rank < SIZE - 1:
+                    say(f"{name} {rank}")
+                    for other in range(SIZE - 1):
+                        hear(f"{name} {other}")
+                if rank == 0:
+                    let_go_on(pids[-1])
+        out[name] = flat(model)
+    return out
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_worker_that_is_stopped_delays_no_coded_round_of_other_hosts(told: Told, name: str) -> None:
+    everyones = [run[name] for run in told(while_one_is_stopped)]
+    assert all(torch.equal(weights, everyones[0]) for weights in everyones)
