@@ -122,6 +122,8 @@ class Network:
     def begin(self, host: int, name: tuple[int, ...], members: Sequence[int], given: Given) -> None:
         one = self.hosts[host]
         one.sums.begin(name, members, given, lambda summed: one.got.__setitem__(name, summed))
+        if given.value is not None:  # from now on the sum alone knows that it is needed
+            one.books.aside.discard(given.value.slots[0][0])
 
 
 @contextmanager
