@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from offbeat.live.host import protocol as say
 from offbeat.live.host.books import Books, ClientRecord, Reply, Send
 from offbeat.live.host.ledger import Expression, Sum, Written
-from offbeat.live.host.server import Counterparts, MeetingServer
+from offbeat.live.host.server import Counterparts, MeetingServer, Place
 from offbeat.rounds.held import NEVER, Elsewhere, held
 from offbeat.rounds.referee import Notice, Referee, Say
 from offbeat.rounds.rules import Rules
@@ -133,6 +133,8 @@ class Seated(ClientRecord):
 class ChannelServer(MeetingServer):
     """One channel. ``elsewhere``: where a worker is, as far as it shows."""
 
+    what = "partial rounds"
+
     def __init__(
         self,
         key: str,
@@ -197,6 +199,19 @@ class ChannelServer(MeetingServer):
         """How many results it has heard of, and how many it waits for."""
         client = self._clients.get(worker)
         return (0, 0) if client is None else (client.told, client.waits_for)
+
+    def places(self) -> dict[int, Place]:
+        missing = self.absent
+        if self._referee is not None and not missing:
+            late = self._referee.missing
+            missing = tuple(worker for worker in range(len(self.others.home_of)) if self.nodes.of(worker) in late)
+        found = {}
+        for worker, client in self._clients.items():
+            waits = client.wake is not None and not client.looks_ahead
+            waits = waits and (self._rules.pool is not None or client.wanted > self.rounds)
+            waits = (waits or bool(self.absent)) and worker not in missing
+            found[worker] = Place(client.seat.place.taken, client.seat.results, missing if waits else ())
+        return found
 
     # Messages.
 
@@ -482,6 +497,7 @@ class ChannelServer(MeetingServer):
 
     def _blocks(self, go: say.Go) -> list[Block]:
         """Those with members at this host."""
+        self.rounds = max(self.rounds, go.version + (not go.flush))
         if go.members is not None:
             found = {tuple(go.members)} if set(go.members) & self._clients.keys() else set()
         else:

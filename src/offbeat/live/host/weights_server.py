@@ -16,7 +16,7 @@ from typing import Any, cast
 from offbeat.live.host import protocol as say
 from offbeat.live.host.books import Books, ClientRecord, Reply, Send
 from offbeat.live.host.ledger import Expression, Sum
-from offbeat.live.host.server import EVERYBODY, Counterparts, MeetingServer
+from offbeat.live.host.server import EVERYBODY, Counterparts, MeetingServer, Place
 from offbeat.rounds.seat import Event
 from offbeat.rounds.shared import Retired, SharedVec
 
@@ -40,6 +40,8 @@ class Sharer(ClientRecord):
 class WeightsServer(MeetingServer):
     """The shared weights of one run."""
 
+    what = "shared weights"
+
     def __init__(self, key: str, plan: dict[str, Any], others: Counterparts, books: Books) -> None:
         super().__init__(key, plan, others, books)
         self._size = len(others.home_of)
@@ -49,6 +51,10 @@ class WeightsServer(MeetingServer):
 
     def values(self) -> list[Expression]:
         return [one.y for one in self._sharers.values() if one.shared is not None]
+
+    def places(self) -> dict[int, Place]:
+        absent = self.absent
+        return {worker: Place(-1, -1, () if worker in absent else absent) for worker in self._sharers}
 
     def open(self, message: say.OpenChannel, send: Send) -> None:
         client = Sharer(self.key, message.worker, send, [] if message.logs else None)
@@ -120,6 +126,7 @@ class WeightsServer(MeetingServer):
     def _visit(self, me: Sharer, peer: int) -> None:
         """Somebody of another host."""
         assert me.shared is not None
+        self.rounds += 1
         number, sent = me.shared.depart()
         me.visits += 1
         visit = say.Visit(self.key, me.worker, peer, number, True)
@@ -179,6 +186,7 @@ class WeightsServer(MeetingServer):
                 self._show(one, "over")
 
     def _meet(self, me: Sharer, peer: Sharer) -> None:
+        self.rounds += 1
         stale = 0
         if me is not peer:
             assert me.shared is not None
