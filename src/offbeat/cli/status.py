@@ -26,6 +26,7 @@ NOBODY = (
     "no job of yours runs on this host; start one with torchrun, or look at the host where it runs, and inside its "
     "container if it has one"
 )
+WIDE = 110  # columns, in which everything has room
 LEAST_S = 0.2  # a host process tells nothing newer more often
 
 
@@ -164,17 +165,17 @@ def _page(seen: Sequence[Seen], live: bool = False) -> RenderableType:
         if one.status is None:
             parts.append(Text(f"{number}{one.error}", style="red"))
         else:
-            parts += _of_job(number, one.status)
+            parts += _of_job(number, one.status, Console().width < WIDE)
     if live:
         parts += [Text(), Text("Ctrl-C leaves; the job goes on", style="dim")]
     return Group(*parts)
 
 
-def _of_job(number: str, job: JobStatus) -> list[RenderableType]:
+def _of_job(number: str, job: JobStatus, narrow: bool) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(f"{number}{status.heading(job)}", style="bold"), Text()]
-    styles = {str(worker.rank): STYLES[worker.state] for worker in job.everybody}
-    rows = status.worker_cells(job)
-    parts.append(_table(rows, {"doing": [styles[row[0]] for row in rows[1:]], "waited for by": ["red"] * len(rows)}))
+    styles = {str(one.rank): "red" if one.waited_for_by else STYLES[one.state] for one in job.everybody}
+    rows = status.worker_cells(job, narrow)
+    parts.append(_table(rows, {"doing": [styles[row[0]] for row in rows[1:]]}))
     if job.channels:
         parts += [Text(), _table(status.channel_cells(job), {})]
     if job.other_hosts:
@@ -191,7 +192,7 @@ def _table(rows: Sequence[Sequence[str]], styles: dict[str, list[str]]) -> Table
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for column, name in enumerate(header):
         right = status.is_number_column(rows, column)
-        wraps = name in ("doing", "link", "waited for by")
+        wraps = name in ("doing", "link")
         table.add_column(name, justify="right" if right else "left", no_wrap=not wraps, overflow="fold")
     for number, row in enumerate(cells):
         colours = [

@@ -211,7 +211,7 @@ def doing(letter: str, page: Mapping[str, Any], now_s: float, heard_s: float) ->
     waits = page.get("waits") or []
     if waits:
         _, what, since_s = waits[-1]
-        return "waits", f"waits for {what}, since {format_seconds(now_s - since_s)}", at or last, quiet_s
+        return "waits", f"waits for {what}, since {format_seconds(max(0.0, now_s - since_s))}", at or last, quiet_s
     if page.get("inside"):
         where = f", at {at}" if at else ""
         return "elsewhere", f"is in a collective of the script's own{where}", at, quiet_s
@@ -247,7 +247,7 @@ def _of_workers(workers: Sequence[WorkerStatus]) -> list[str]:
             said.append(f"Rank {one.rank} {one.doing}{way_out}.")
     whom: dict[tuple[int, ...], list[int]] = {}
     for one in workers:
-        if one.waits_for:
+        if one.waits_for and one.quiet_s >= QUIET_S:
             whom.setdefault(one.waits_for, []).append(one.rank)
     known = {one.rank: one for one in workers}
     for late, waiting in sorted(whom.items()):
@@ -281,11 +281,12 @@ def heading(status: JobStatus) -> str:
     return f"{status.script or 'a job'} on {status.host}: {workers}{process}"
 
 
-def worker_cells(status: JobStatus) -> list[list[str]]:
-    """The header and a row for each worker, as texts."""
+def worker_cells(status: JobStatus, narrow: bool = False) -> list[list[str]]:
+    """The header and a row for each worker, as texts; ``narrow``: without what can be spared."""
     workers = sorted(status.everybody, key=lambda one: (-len(one.waited_for_by), -one.quiet_s, one.rank))[:SHOWN]
     homes = {one.rank: other.host or other.address for other in status.other_hosts for one in other.workers}
-    header = ["rank", "pid", "steps", "steps/s", "submitted", "taken", "behind", "doing", "waited for by"]
+    old_s = {one.rank: o.told_ago_s or 0.0 for o in status.other_hosts for one in o.workers}
+    header = ["rank", "pid", "steps", "steps/s", "submitted", "taken", "behind", "doing"]
     if homes:
         header.insert(1, "host")
     rows = [header]
@@ -298,13 +299,13 @@ def worker_cells(status: JobStatus) -> list[list[str]]:
             str(one.submitted),
             str(one.taken),
             str(one.rounds_behind) if one.rounds_behind else "-",
-            one.doing,
-            format_ranks(one.waited_for_by) if one.waited_for_by else "-",
+            one.doing + (f" ({_ago(old_s[one.rank])})" if old_s.get(one.rank, 0.0) >= DEAF_S else ""),
         ]
         if homes:
             row.insert(1, homes.get(one.rank, status.host))
         rows.append(row)
-    return rows
+    spared = [rows[0].index(name) for name in ("submitted", "taken") if narrow]
+    return [[cell for column, cell in enumerate(row) if column not in spared] for row in rows]
 
 
 def channel_cells(status: JobStatus) -> list[list[str]]:
@@ -336,7 +337,7 @@ def host_cells(status: JobStatus) -> list[list[str]]:
                 "answers" if one.answers else f"does not answer: {one.words}",
                 _bytes(one.sent_bytes, one.sent_Bps),
                 _bytes(one.received_bytes, one.received_Bps),
-                "never" if one.silent_s is None else f"{format_seconds(round(one.silent_s, 1))} ago",
+                "never" if one.silent_s is None else _ago(one.silent_s),
             ]
         )
     return rows
@@ -351,7 +352,8 @@ def resources(status: JobStatus) -> str:
     ]
     if memory.gpu_bytes:
         said.insert(1, f"{format_bytes(memory.gpu_bytes)} on GPUs")
-    sums = "no sum waits" if not status.sums_under_way else f"{status.sums_under_way} sums wait"
+    count = status.sums_under_way
+    sums = "no sum waits" if not count else "1 sum waits" if count == 1 else f"{count} sums wait"
     threads = f"{status.adders} {'thread' if status.adders == 1 else 'threads'}"
     return f"{', '.join(said)}; adders: {sums}, {threads}"
 
@@ -375,6 +377,10 @@ def is_number_column(rows: Sequence[Sequence[str]], column: int) -> bool:
 
 def _is_number(cell: str) -> bool:
     return cell in ("-", "") or cell.replace(".", "", 1).isdigit()
+
+
+def _ago(seconds: float) -> str:
+    return "now" if seconds < QUIET_S else f"{format_seconds(round(seconds, 1))} ago"
 
 
 def _rate(per_s: float | None) -> str:
