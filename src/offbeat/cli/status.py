@@ -107,7 +107,7 @@ def _look(job: str | None, whole: bool = False) -> list[Seen]:
     chosen = [(number, one) for number, one in found if job is None or job in (str(number), str(one.pid))]
     if not chosen:
         known = ", ".join(f"{number} (host process {one.pid})" for number, one in found)
-        raise ValueError(f"--job {job} is no job of yours on this host; there are {known}")
+        raise ValueError(f"--job {job} is no job of yours on this host; yours: {known}")
     return [_seen(number, one, whole) for number, one in chosen]
 
 

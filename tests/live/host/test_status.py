@@ -297,7 +297,7 @@ def beside_viewers(rank: int) -> tuple[int, bool, float]:
         if number % 50 == 0:
             run_alone(run)
     run.steps()
-    still = len(idle) and sum(is_open(line) for line in idle)
+    still = until(lambda: sum(map(is_open, idle)), lambda count: count <= MOST_STRANGERS) if rank == 0 else 0
     answers = rank == 1 or run.own.look().pid == job.pid
     run.steps()
     for line in idle:

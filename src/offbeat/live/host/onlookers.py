@@ -20,6 +20,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -307,9 +308,9 @@ def script(pid: int) -> str:
             words = file.read(4096).decode(errors="replace").split("\0")
     except OSError:
         return ""
-    for number, word in enumerate(words[1:], 1):
-        if words[number - 1] == "-m":
-            return word
-        if word and not word.startswith("-"):
+    for before, word in pairwise(words):
+        if word == "-c" or before == "-m":
+            return "python -c" if word == "-c" else word
+        if word and not word.startswith("-") and before not in ("-W", "-X"):
             return Path(word).name
     return ""
