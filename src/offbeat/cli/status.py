@@ -31,7 +31,7 @@ LEAST_S = 0.2  # a host process tells nothing newer more often
 
 
 @dataclass(frozen=True)
-class Seen:
+class Looked:
     """One job: what its host process says, or why it says nothing."""
 
     number: int
@@ -99,7 +99,7 @@ def _watch(job: str | None, every_s: float) -> None:
 # Which jobs.
 
 
-def _look(job: str | None, whole: bool = False) -> list[Seen]:
+def _look(job: str | None, whole: bool = False) -> list[Looked]:
     """The jobs of this user, or the one that was asked for. Raises a sentence where there is none."""
     found = list(enumerate(looking.jobs(), 1))
     if not found:
@@ -111,14 +111,14 @@ def _look(job: str | None, whole: bool = False) -> list[Seen]:
     return [_seen(number, one, whole) for number, one in chosen]
 
 
-def _seen(number: int, job: RunningJob, whole: bool) -> Seen:
+def _seen(number: int, job: RunningJob, whole: bool) -> Looked:
     try:
-        return Seen(number, job, job.look(whole))
+        return Looked(number, job, job.look(whole))
     except OffbeatError as error:
-        return Seen(number, job, None, str(error))
+        return Looked(number, job, None, str(error))
 
 
-def _plain(seen: Seen) -> dict[str, object]:
+def _plain(seen: Looked) -> dict[str, object]:
     if seen.status is None:
         return {"job": seen.number, "pid": seen.job.pid, "error": seen.error}
     return {"job": seen.number, **seen.status.json()}
@@ -156,7 +156,7 @@ def _show_stacks(job: str | None, stack: str | None) -> None:
 # The page.
 
 
-def _page(seen: Sequence[Seen], live: bool = False) -> RenderableType:
+def _page(seen: Sequence[Looked], live: bool = False) -> RenderableType:
     parts: list[RenderableType] = []
     for one in seen:
         if parts:

@@ -5,8 +5,9 @@ same user, and show a token that opens nothing else. That token lies in a namele
 beside the name of its socket: only who may read the process may read it, and it ends with the process, however that
 ends. So nothing is ever left on a disk, and there is nothing to sweep.
 
-The loop pays little. What is known is put together at most every ``FRESH_S``, and takes at most a ``SHARE`` of all
-time; whoever looks more often is given the same again. No worker is asked: what it does is read from its page.
+The loop pays little. What is known is put together in slices of about ``SLICE_S``, between which it hears its workers;
+at most every ``FRESH_S``, and for at most a ``SHARE`` of all time. Whoever looks more often is given the same again. No
+worker is asked: what it does is read from its page.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import secrets
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -40,7 +41,6 @@ from offbeat.live.host.status import (
     doing,
     plain,
     rebuilt,
-    with_waits,
 )
 from offbeat.live.memory.arena import PAGE_BYTES, Arena
 from offbeat.live.memory.pages import read_page
@@ -48,13 +48,14 @@ from offbeat.live.memory.pages import read_page
 PROCESS = "offbeat-host"  # what the kernel calls a host process
 FILE = "offbeat-status"  # where it says how to look
 FRESH_S, SHARE = 0.2, 0.02  # how old an answer may be; of the loop's time for making one
+SLICE_S = 0.0005
 SAMPLE_S, SAMPLES = 1.0, 10  # rates are those of the last seconds
 ASK_S = 1.0  # how often other hosts are asked
 TRIES = 3  # for a page that is being written: nobody is waited for
 HANDS_IN = (say.Submit, say.AddStep, say.Lay)
 
 
-class Worker(Protocol):
+class LetIn(Protocol):
     """A connection of the host process's, as far as it is looked at here."""
 
     is_known: bool
@@ -82,7 +83,7 @@ class Onlookers:
         self,
         arena: Arena,
         adders: Adders,
-        connections: Sequence[Worker],
+        connections: Sequence[LetIn],
         servers: Mapping[str, Server],
         links: Callable[[], Links | None],
         token: str,
@@ -93,6 +94,9 @@ class Onlookers:
         self._since_unix_s, self._script = time.time(), ""
         self._samples = deque[Sample](maxlen=SAMPLES)
         self._known, self._answer, self._fresh_until_s = dict[str, Any](), b"", 0.0
+        self._making: Iterator[None] | None = None  # of the next answer,
+        self._took_s = 0.0  # which has taken so much of the loop's time,
+        self._waiting: list[Callable[[], None]] = []  # and those who wait for it
         self._told: dict[str, tuple[float, JobStatus]] = {}  # by other hosts, and when
         self._asked_s = -ASK_S
         self.sample_s = 0.0  # when counts are to be noted, if anything happens at all
@@ -117,39 +121,62 @@ class Onlookers:
         shown = message.token.encode(errors="replace")
         return any(hmac.compare_digest(shown, token.encode()) for token in (self._token, self._of_workers))
 
-    def answer(self) -> bytes:
-        """To somebody who may look."""
+    def ask(self, tell: Callable[[bytes], None]) -> None:
+        """Somebody who may look does: ``tell`` is called soon, or at once."""
         now_s = time.monotonic()
-        self._refresh(now_s)
+        self._ask_hosts(now_s)
+        self._know(now_s, lambda: tell(self._answer))
+
+    def _know(self, now_s: float, then: Callable[[], None]) -> None:
+        """Put together what is known, unless that was done a moment ago."""
+        if self._making is None and now_s < self._fresh_until_s:
+            then()
+            return
+        self._waiting.append(then)
+        if self._making is None:
+            self._took_s, self._making = 0.0, self._put_together()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether ``go_on`` wants to be called."""
+        return self._making is not None
+
+    def go_on(self) -> None:
+        """Put together a little more: the loop has others to hear."""
+        begun_s = now_s = time.monotonic()
+        while self._making is not None and now_s - begun_s < SLICE_S:
+            is_over = next(self._making, self) is self
+            took_s, now_s = time.monotonic() - now_s, time.monotonic()
+            self._took_s += took_s
+            if is_over:
+                self._making = None
+                self._fresh_until_s = now_s + max(FRESH_S, self._took_s / SHARE)
+                waiting, self._waiting = self._waiting, []
+                for then in waiting:
+                    then()
+
+    def _ask_hosts(self, now_s: float) -> None:
         links = self._links()
         if links is not None and now_s >= self._asked_s + ASK_S:
             self._asked_s = now_s
             for peer in links.peers():
                 if peer.is_connected and peer.stalls_s is None:  # else questions would pile up
                     links.send(peer.name, say.LookHost(""))
-        return self._answer
-
-    def _refresh(self, now_s: float) -> None:
-        """Put together what is known, unless that was done a moment ago."""
-        if now_s >= self._fresh_until_s:
-            self._known = plain(self._status(now_s))
-            self._answer = say.packed(say.Seen(self._known))
-            took_s = time.monotonic() - now_s
-            self._fresh_until_s = now_s + max(FRESH_S, took_s / SHARE)
 
     def hear_host(self, host: str, message: Any) -> None:
         """Another host asks, or has answered."""
-        links, now_s = self._links(), time.monotonic()
-        if links is None:
-            return
+        now_s = time.monotonic()
         if isinstance(message, say.LookHost):
-            self._refresh(now_s)
-            links.send(host, say.HostSeen("", {**self._known, "other_hosts": []}))
+            self._know(now_s, lambda: self._tell_host(host))
         else:
             with contextlib.suppress(ValueError):
                 self._told[host] = (now_s, rebuilt(JobStatus, message.status))
 
-    def came(self, worker: Worker) -> None:
+    def _tell_host(self, host: str) -> None:
+        if (links := self._links()) is not None:
+            links.send(host, say.HostSeen("", {**self._known, "other_hosts": []}))
+
+    def came(self, worker: LetIn) -> None:
         """A worker has been let in."""
         if not self._script:
             self._script = script(worker.pid)
@@ -178,7 +205,7 @@ class Onlookers:
                 return (count - sample.counts[name, of]) / (now_s - sample.at_s)
         return None
 
-    def _steps(self, worker: Worker) -> int:
+    def _steps(self, worker: LetIn) -> int:
         """How many it has taken, which it shows in its words of runs."""
         words = self._arena.words_of(worker.page)
         runs = [word for key, word in worker.words.items() if isinstance(self._servers.get(key), FactsServer)]
@@ -190,45 +217,68 @@ class Onlookers:
 
     # What is known.
 
-    def _status(self, now_s: float) -> JobStatus:
+    def _put_together(self) -> Iterator[None]:
+        """All of it, with a pause after each channel and each worker: what has gone meanwhile is left out."""
         known = [one for one in self._connections if one.is_known]
-        behind = dict.fromkeys((one.rank for one in known), 0)
-        taken, waits = dict(behind), {one.rank: set[int]() for one in known}
+        ranks = {one.rank for one in known}
+        waits: dict[int, set[int]] = {rank: set() for rank in ranks}
+        taken, behind = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
         channels = []
-        for key, server in self._servers.items():
-            if isinstance(server, FactsServer):
-                continue
-            ranks = {one.workers[key]: one.rank for one in known if key in one.workers}
-            channels.append(self._channel(now_s, key, server, tuple(sorted(ranks.values()))))
-            handed_in = {one.rank: one.handed_in.get(key, 0) for one in known if key in one.workers}
-            for number, place in server.places().items():
-                rank = ranks.get(number)
-                if rank is None:
-                    continue
-                own = place.taken if place.taken >= 0 else handed_in[rank] - bool(place.waits_for)
-                there = place.there if place.there >= 0 else max(handed_in.values()) - bool(place.waits_for)
-                taken[rank] += own
-                if server.what != "shared weights":
-                    behind[rank] = max(behind[rank], there - own)
-                waits[rank].update(ranks.get(other, other) for other in place.waits_for)
-        workers = [self._worker(now_s, one, taken[one.rank], behind[one.rank]) for one in known]
-        size = max((len(one.others.home_of) for one in self._servers.values()), default=len(workers))
-        return JobStatus(
+        for key, server in list(self._servers.items()):
+            if not isinstance(server, FactsServer):
+                channels.append(self._channel(time.monotonic(), key, server))
+                self._count(key, server, taken, behind, waits)
+                yield
+        by: dict[int, list[int]] = {}
+        for rank in sorted(ranks):
+            for other in waits[rank]:
+                by.setdefault(other, []).append(rank)
+        workers = []
+        for one in sorted(known, key=lambda one: one.rank):
+            if one in self._connections:
+                rank = one.rank
+                waiting = tuple(sorted(waits[rank])), tuple(by.get(rank, ()))
+                workers.append(vars(self._worker(time.monotonic(), one, taken[rank], behind[rank], *waiting)))
+                yield
+        status = JobStatus(
             __version__,
             socket.gethostname(),
             os.getpid(),
             self._script,
             self._since_unix_s,
-            size,
-            with_waits(sorted(workers, key=lambda one: one.rank), waits),
+            max((len(one.others.home_of) for one in self._servers.values()), default=len(workers)),
+            (),
             tuple(sorted(channels, key=lambda one: one.name)),
-            tuple(self._other(now_s, peer) for peer in self._peers()),
+            tuple(self._other(time.monotonic(), peer) for peer in self._peers()),
             self._memory(channels),
             self._adders.under_way,
             threads(),
         )
+        yield
+        self._known = {**plain(status), "workers": workers}
+        yield
+        self._answer = say.packed(say.Seen(self._known))
 
-    def _worker(self, now_s: float, one: Worker, taken: int, behind: int) -> WorkerStatus:
+    def _count(
+        self, key: str, server: Server, taken: dict[int, int], behind: dict[int, int], waits: dict[int, set[int]]
+    ) -> None:
+        """Where workers are at a server, added to what is known of them."""
+        here = [one for one in self._connections if one.is_known and key in one.workers]
+        ranks = {one.workers[key]: one.rank for one in here}
+        handed_in = {one.rank: one.handed_in.get(key, 0) for one in here}
+        for number, place in server.places().items():
+            if (rank := ranks.get(number)) is None:
+                continue
+            own = place.taken if place.taken >= 0 else handed_in[rank] - bool(place.waits_for)
+            there = place.there if place.there >= 0 else max(handed_in.values()) - bool(place.waits_for)
+            taken[rank] += own
+            if server.what != "shared weights":  # where nobody is to have what others have
+                behind[rank] = max(behind[rank], there - own)
+            waits[rank].update(ranks.get(other, other) for other in place.waits_for)
+
+    def _worker(
+        self, now_s: float, one: LetIn, taken: int, behind: int, waits_for: tuple[int, ...], by: tuple[int, ...]
+    ) -> WorkerStatus:
         letter = state_of(one.pid)
         page = {} if letter in ("T", "t") else read_page(self._arena, one.page, TRIES)
         state, words, at, quiet_s = doing(letter, page, now_s, one.heard_s)
@@ -243,13 +293,16 @@ class Onlookers:
             quiet_s,
             steps,
             self._rate(now_s, "steps", one.rank, steps),
-            sum(one.handed_in.values()),
+            sum(one.handed_in.get(key, 0) for key in one.workers),
             taken,
             behind,
-            stacks=str(page.get("stacks") or ""),
+            waits_for,
+            by,
+            str(page.get("stacks") or ""),
         )
 
-    def _channel(self, now_s: float, key: str, server: Server, ranks: tuple[int, ...]) -> ChannelStatus:
+    def _channel(self, now_s: float, key: str, server: Server) -> ChannelStatus:
+        ranks = tuple(sorted(one.rank for one in self._connections if one.is_known and key in one.workers))
         memory = server.memory if isinstance(server, BookedServer) else (0, 0, 0, False)
         rate = self._rate(now_s, "rounds", key, server.rounds)
         return ChannelStatus(key.removeprefix("offbeat/"), server.what, ranks, server.rounds, rate, *memory)

@@ -104,6 +104,10 @@ class Connection:
         """What it has come to; of a channel that the worker has left, or never came to, nothing is awaited."""
         return int(self._arena.words_of(self.page)[self.words[key]]) if key in self.words else sys.maxsize
 
+    def tell(self, answer: bytes) -> None:
+        """Something that is packed already."""
+        self.out += answer
+
     def send(self, message: Any) -> None:
         self.out += packed(message)
 
@@ -189,6 +193,8 @@ class Host:
             key.data()
 
     def _pause_s(self) -> float | None:
+        if self._onlookers.is_busy:
+            return 0.0
         if self._adders.looks or any(connection.unheard for connection in self._connections):
             return GPU_LOOK_S
         wakes = [wakes_s for one in self._servers.values() if (wakes_s := one.wakes_s) is not None]
@@ -208,6 +214,8 @@ class Host:
             for message in connection.unheard.due():
                 self._hear(connection, message)
         now_s = time.monotonic()
+        if self._onlookers.is_busy:
+            self._onlookers.go_on()
         if now_s >= self._onlookers.sample_s:
             self._onlookers.sample(now_s)
         for connection in list(self._connections):
@@ -308,7 +316,7 @@ class Host:
         looking = [one for one in self._connections if one.has_looked and one.out]
         if len(looking) >= MOST_ONLOOKERS:
             self._part_with(looking[0])
-        connection.out += self._onlookers.answer()
+        self._onlookers.ask(connection.tell)
 
     def _has_hung_up(self, connection: Connection) -> None:
         """The lines of a process that ends close a moment before it is known to have ended."""

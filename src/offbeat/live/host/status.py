@@ -7,7 +7,7 @@ travel as JSON, and whoever looks builds them again. All names carry units: seco
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from types import UnionType
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -221,22 +221,6 @@ def doing(letter: str, page: Mapping[str, Any], now_s: float, heard_s: float) ->
     if letter == "D":
         words += ", in a call of the kernel that nothing interrupts"
     return "busy", words, last, quiet_s
-
-
-def with_waits(workers: Sequence[WorkerStatus], waits: Mapping[int, set[int]]) -> tuple[WorkerStatus, ...]:
-    """The workers, with whom each waits for, and who waits for it."""
-    by: dict[int, set[int]] = {}
-    for rank, others in waits.items():
-        for other in others:
-            by.setdefault(other, set()).add(rank)
-    return tuple(
-        replace(
-            one,
-            waits_for=tuple(sorted(waits.get(one.rank, ()))),
-            waited_for_by=tuple(sorted(by.get(one.rank, ()))),
-        )
-        for one in workers
-    )
 
 
 def _of_workers(workers: Sequence[WorkerStatus]) -> list[str]:
