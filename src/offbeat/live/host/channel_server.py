@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from offbeat.live.host import protocol as say
 from offbeat.live.host.books import Books, ClientRecord, Reply, Send
 from offbeat.live.host.ledger import Expression, Sum, Written
-from offbeat.live.host.server import Counterparts, MeetingServer, Place
+from offbeat.live.host.server import Counterparts, MeetingServer, Whereabouts
 from offbeat.rounds.held import NEVER, Elsewhere, held
 from offbeat.rounds.referee import Notice, Referee, Say
 from offbeat.rounds.rules import Rules
@@ -200,7 +200,7 @@ class ChannelServer(MeetingServer):
         client = self._clients.get(worker)
         return (0, 0) if client is None else (client.told, client.waits_for)
 
-    def places(self) -> dict[int, Place]:
+    def places(self) -> dict[int, Whereabouts]:
         missing = self.absent
         if self._referee is not None and not missing:
             late = self._referee.missing
@@ -210,7 +210,7 @@ class ChannelServer(MeetingServer):
             waits = client.wake is not None and not client.looks_ahead
             waits = waits and (self._rules.pool is not None or client.wanted > self.rounds)
             waits = (waits or bool(self.absent)) and worker not in missing
-            found[worker] = Place(client.seat.place.taken, client.seat.results, missing if waits else ())
+            found[worker] = Whereabouts(client.seat.place.taken, client.seat.results, missing if waits else ())
         return found
 
     # Messages.

@@ -12,7 +12,7 @@ from typing import Any
 from offbeat.live.host import protocol as say
 from offbeat.live.host.books import Books, ClientRecord, Reply, Send
 from offbeat.live.host.ledger import Expression, Sum
-from offbeat.live.host.server import BookedServer, Counterparts, Place
+from offbeat.live.host.server import BookedServer, Counterparts, Whereabouts
 
 
 class Exchange:
@@ -137,12 +137,12 @@ class ExchangeServer(BookedServer):
             self.rounds = max(self.rounds, number + 1)
             del self._exchanges[number]  # what was answered stands on what it needs
 
-    def places(self) -> dict[int, Place]:
+    def places(self) -> dict[int, Whereabouts]:
         waits = {worker: set[int]() for worker in self._clients}
         for one in self._exchanges.values():
             for worker, lay in one.wants.items():
                 waits[worker] |= {member for member, _ in lay.sums}.union(lay.reads) - one.laid.keys()
-        return {worker: Place(-1, -1, tuple(sorted(whom))) for worker, whom in waits.items()}
+        return {worker: Whereabouts(-1, -1, tuple(sorted(whom))) for worker, whom in waits.items()}
 
     def flush(self) -> None:
         """Send what can be sent. With an answer comes a slot for the next exchange: what was laid down may be free."""

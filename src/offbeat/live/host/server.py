@@ -26,7 +26,7 @@ EVERYBODY = -1  # has come, or stands, or has retired
 Carry = Callable[[str, Any, Sequence[memoryview], "Callable[[], None] | None"], None]
 
 
-class Place(NamedTuple):
+class Whereabouts(NamedTuple):
     """Where a worker is at a server, for whoever looks: results it has taken, those that are there, whom it waits for.
 
     ``taken``: −1 where its server does not know.
@@ -153,7 +153,7 @@ class Server:
         """How many results it has heard of, and how many it waits for. What is waited for in step, its page shows."""
         return 0, 0
 
-    def places(self) -> dict[int, Place]:
+    def places(self) -> dict[int, Whereabouts]:
         """Where the workers of this host are, by their numbers here."""
         return {}
 

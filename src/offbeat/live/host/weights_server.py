@@ -16,7 +16,7 @@ from typing import Any, cast
 from offbeat.live.host import protocol as say
 from offbeat.live.host.books import Books, ClientRecord, Reply, Send
 from offbeat.live.host.ledger import Expression, Sum
-from offbeat.live.host.server import EVERYBODY, Counterparts, MeetingServer, Place
+from offbeat.live.host.server import EVERYBODY, Counterparts, MeetingServer, Whereabouts
 from offbeat.rounds.seat import Event
 from offbeat.rounds.shared import Retired, SharedVec
 
@@ -52,9 +52,9 @@ class WeightsServer(MeetingServer):
     def values(self) -> list[Expression]:
         return [one.y for one in self._sharers.values() if one.shared is not None]
 
-    def places(self) -> dict[int, Place]:
+    def places(self) -> dict[int, Whereabouts]:
         absent = self.absent
-        return {worker: Place(-1, -1, () if worker in absent else absent) for worker in self._sharers}
+        return {worker: Whereabouts(-1, -1, () if worker in absent else absent) for worker in self._sharers}
 
     def open(self, message: say.OpenChannel, send: Send) -> None:
         client = Sharer(self.key, message.worker, send, [] if message.logs else None)
