@@ -88,8 +88,13 @@ def test_it_is_shown_once_where_nobody_watches(jobs: list[RunningJob], capsys: C
         assert words in shown
 
 
-def test_printing_a_status_says_what_the_command_shows(jobs: list[RunningJob], capsys: Captured) -> None:
+def test_a_terminal_and_a_file_are_shown_the_same(
+    jobs: list[RunningJob], capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
     main(["status"])
+    assert capsys.readouterr().out == f"{STATUS}\n"
+    monkeypatch.setattr(command, "Console", lambda: Console(force_terminal=True, width=160, color_system=None))
+    main(["status", "--once"])
     assert capsys.readouterr().out.split() == str(STATUS).split()
 
 

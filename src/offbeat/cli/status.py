@@ -70,7 +70,10 @@ def show_status(
         print(json_.dumps({"offbeat": __version__, "jobs": [_plain(one) for one in _look(job, whole=True)]}, indent=2))
     elif once or not Console().is_terminal:
         seen = _look(job, whole=True)
-        Console().print(_page(seen), soft_wrap=False)
+        if Console().is_terminal:
+            Console().print(_page(seen))
+        else:  # for a file or a program, lines are as long as they are
+            print("\n\n".join(f"{_number(one, seen)}{one.status or one.error}" for one in seen))
         if all(one.status is None for one in seen):
             raise OffbeatError(seen[0].error)
     else:
@@ -161,7 +164,7 @@ def _page(seen: Sequence[Looked], live: bool = False) -> RenderableType:
     for one in seen:
         if parts:
             parts.append(Text())
-        number = f"{one.number}  " if len(seen) > 1 else ""
+        number = _number(one, seen)
         if one.status is None:
             parts.append(Text(f"{number}{one.error}", style="red"))
         else:
@@ -169,6 +172,11 @@ def _page(seen: Sequence[Looked], live: bool = False) -> RenderableType:
     if live:
         parts += [Text(), Text("Ctrl-C leaves; the job goes on", style="dim")]
     return Group(*parts)
+
+
+def _number(one: Looked, among: Sequence[Looked]) -> str:
+    """Before a job's name, where there are several."""
+    return f"{one.number}  " if len(among) > 1 else ""
 
 
 def _of_job(number: str, job: JobStatus, narrow: bool) -> list[RenderableType]:

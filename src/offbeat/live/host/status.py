@@ -34,8 +34,9 @@ class WorkerStatus:
     or is elsewhere, else the line from which Offbeat was called last. ``quiet_s``: since it was last heard of.
 
     ``steps``: taken so far; ``steps_per_s``: over the last seconds, None where that is not known yet. ``submitted``:
-    vectors handed in; ``taken``: results taken. ``rounds_behind``: results that are there, and that it has not taken.
-    ``waits_for``, ``waited_for_by``: ranks. ``stacks``: why its stacks cannot be had; empty where they can.
+    vectors handed in; ``taken``: results taken. ``rounds_behind``: results that are there, and that it has not taken;
+    in exchanges in step, how many the first one is ahead. ``waits_for``, ``waited_for_by``: ranks. ``stacks``: why its
+    stacks cannot be had; empty where they can.
     """
 
     rank: int

@@ -58,7 +58,7 @@ class Stacks:
             cls._file = os.memfd_create(FILE, os.MFD_CLOEXEC)
             fcntl.fcntl(cls._file, fcntl.F_SETFL, os.O_APPEND)  # a reader empties it
             faulthandler.register(SIGNAL, file=cls._file, all_threads=True, chain=False)
-        except (OSError, AttributeError, RuntimeError) as error:
+        except (OSError, AttributeError, RuntimeError, KeyError, ValueError) as error:
             cls._why = f"this system has no way to write them ({error})"
             cls._end()
 
