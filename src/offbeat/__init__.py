@@ -7,6 +7,7 @@ from offbeat.basics.version import __version__
 from offbeat.live import (
     Attached,
     ConfigMismatch,
+    JobStatus,
     OffbeatError,
     PeerFailed,
     Shards,
@@ -33,6 +34,7 @@ __all__ = [
     "Attached",
     "ConfigMismatch",
     "Deadlock",
+    "JobStatus",
     "LiveRun",
     "Method",
     "Mismatch",

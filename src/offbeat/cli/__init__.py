@@ -17,6 +17,7 @@ from offbeat.cli.methods import cite, list_methods
 from offbeat.cli.output import COMMAND
 from offbeat.cli.report import report
 from offbeat.cli.running import compare, simulate, train
+from offbeat.cli.status import show_status
 from offbeat.live import OffbeatError
 from offbeat.sim import Deadlock
 
@@ -37,6 +38,7 @@ app.command("simulate")(simulate)
 app.command("train")(train)
 app.command("compare")(compare)
 app.command("report")(report)
+app.command("status")(show_status)
 
 
 def _version(wanted: bool) -> None:

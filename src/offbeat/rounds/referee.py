@@ -78,6 +78,11 @@ class Referee:
         self._computing = [self.started] * self.size
         self._deposit = [self.started] * self.size
 
+    @property
+    def missing(self) -> set[int]:
+        """Who trains, and has not arrived for the next round."""
+        return self._training - self._arrived
+
     def hear(self, rank: int, notice: Notice, now_s: float = 0.0) -> list[int]:
         """What the seat of ``rank`` tells. The rounds that start."""
         self._now_s = now_s

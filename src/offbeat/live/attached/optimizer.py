@@ -12,6 +12,7 @@ import torch
 from offbeat.live.attached.cutting import MicroBatches, batches
 from offbeat.live.attached.summary import Summary
 from offbeat.live.attached.training import Training
+from offbeat.live.host.status import JobStatus
 from offbeat.live.transport.errors import OffbeatError, PeerFailed
 from offbeat.live.work import share
 from offbeat.live.work.follow import OwnRates
@@ -122,6 +123,7 @@ class Attached(torch.optim.Optimizer):
         share.stepped(self._run.name, are_heard=not self._run.is_sharded)
         # A scheduler that was made on the inner one asks it whether it has stepped: with late=1 it has not yet.
         self.inner._opt_called = True  # type: ignore[attr-defined]
+        self._run.took_step()
         self._run.stats.stepped(self)
         self._schedule.stepped()
         return loss
@@ -184,6 +186,15 @@ class Attached(torch.optim.Optimizer):
     def summary(self) -> Summary:
         """How the run goes: a table of this worker's times and, after ``finish()``, of all, and who is slow."""
         return self._run.stats.summary(self)
+
+    def status(self) -> JobStatus:
+        """What every worker is doing now, who is late and who waits for it, rounds, memory and other hosts.
+
+        It is what ``offbeat status`` shows. One question to the host process, which asks no worker: it also answers
+        while others hang, and from another thread while this worker does. Raises ``OffbeatError`` if it does not answer
+        within a few seconds. Nothing of it disturbs the training.
+        """
+        return self._run.status()
 
     @_over_when_a_peer_fails
     def micro_batches(self, batch: Any, cost: Callable[[Any], float] | None = None) -> MicroBatches:

@@ -25,6 +25,8 @@ from offbeat.live.attached.stepping import Stepping
 from offbeat.live.attached.twin import ReplicaTwin
 from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.carriers.island import Island
+from offbeat.live.host import looking
+from offbeat.live.host.status import JobStatus
 from offbeat.live.partial.endpoints import Endpoints
 from offbeat.live.transport import elsewhere
 from offbeat.live.transport.errors import OffbeatError
@@ -146,6 +148,22 @@ class Training:
         if self.endpoints.has_channel or not isinstance(asks, Next) or len(asks.among or self._everyone) < self.me.size:
             return None
         return self.me.t
+
+    def took_step(self) -> None:
+        """One more is over; whoever looks at the job is shown."""
+        self._board.took_steps(self.me.t)
+
+    def status(self) -> JobStatus:
+        """What is known of the job now."""
+        if self.is_over:
+            why = "The run is over: what is shown is this worker alone."
+        elif self._board.line is not None:
+            return self._board.line.status()
+        elif self.me.size == 1:
+            why = "This run has one worker, and so no host process: there is nobody to wait for."
+        else:
+            why = "This run has no host process (its vectors go through Gloo), so nothing is known of the others here."
+        return looking.of_this_process(self.me.rank, self.me.size, self.me.t, why)
 
     @property
     def is_sharded(self) -> bool:

@@ -182,6 +182,11 @@ class Adders:
         """Whether a GPU has to be looked at."""
         return bool(self._on_gpu)
 
+    @property
+    def under_way(self) -> int:
+        """Sums that are still to be made."""
+        return len(self._at_work) + len(self._on_gpu)
+
     def roots(self) -> list[Expression]:
         """What is being read and written here."""
         return [one.root for one in (*self._at_work, *self._on_gpu)]

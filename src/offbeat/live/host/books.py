@@ -204,6 +204,12 @@ class Books:
         for vector, _ in reply.vectors:
             self.make(vector)
 
+    def in_use(self) -> tuple[int, int, int, bool]:
+        """Slots, how many of them are in use, how long one is, and whether they lie on a GPU."""
+        memory, on_gpu = self.memory, isinstance(self.memory, DeviceSlots)
+        length = memory.vector_bytes if on_gpu else memory.slot_bytes
+        return len(self.slots.all), self.slots.in_use, length, on_gpu
+
     def flush(self) -> None:
         for client in self.clients.values():
             if client.replies:

@@ -24,7 +24,7 @@ from offbeat.live.host.books import Books, ClientRecord, Reply, Send
 from offbeat.live.host.host_sums import Given as GivenByHost
 from offbeat.live.host.host_sums import Summed
 from offbeat.live.host.ledger import Expression, Sum, Written
-from offbeat.live.host.server import Counterparts, MeetingServer
+from offbeat.live.host.server import Counterparts, MeetingServer, Whereabouts
 from offbeat.rounds.held import NEVER, Elsewhere, held
 from offbeat.rounds.referee import Notice, Referee, Say
 from offbeat.rounds.rules import Rules
@@ -136,6 +136,8 @@ class Seated(ClientRecord):
 class ChannelServer(MeetingServer):
     """One channel. ``elsewhere``: where a worker is, as far as it shows."""
 
+    what = "partial rounds"
+
     def __init__(
         self,
         key: str,
@@ -206,6 +208,18 @@ class ChannelServer(MeetingServer):
         """How many results it has heard of, and how many it waits for."""
         client = self._clients.get(rank // self.others.of)
         return (0, 0) if client is None else (client.told, client.waits_for)
+
+    def places(self) -> dict[int, Whereabouts]:
+        missing = self.absent
+        if self._referee is not None and not missing:
+            missing = tuple(sorted(self._referee.missing))
+        found = {}
+        for worker, client in self._clients.items():
+            waits = client.wake is not None and not client.looks_ahead
+            waits = waits and (self._rules.pool is not None or client.wanted > self.rounds)
+            waits = (waits or bool(self.absent)) and worker not in missing
+            found[worker] = Whereabouts(client.seat.place.taken, client.seat.results, missing if waits else ())
+        return found
 
     # Messages.
 
@@ -506,6 +520,7 @@ class ChannelServer(MeetingServer):
 
     def _blocks(self, go: say.Go) -> list[Block]:
         """Those with members at this host."""
+        self.rounds = max(self.rounds, go.version + (not go.flush))
         if go.members is not None:
             found = {tuple(go.members)} if set(go.members) & self._clients.keys() else set()
         else:

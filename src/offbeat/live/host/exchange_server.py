@@ -14,7 +14,7 @@ from offbeat.live.host import protocol as say
 from offbeat.live.host.books import Books, ClientRecord, Reply, Send
 from offbeat.live.host.host_sums import Given, Summed
 from offbeat.live.host.ledger import Expression, Sum
-from offbeat.live.host.server import BookedServer, Counterparts
+from offbeat.live.host.server import BookedServer, Counterparts, Whereabouts
 
 
 class Exchange:
@@ -73,6 +73,8 @@ class Exchange:
 
 class ExchangeServer(BookedServer):
     """The exchanges of some workers, all of one kind of vector."""
+
+    what = "exchanges"
 
     def __init__(self, key: str, plan: dict[str, Any], others: Counterparts, books: Books) -> None:
         super().__init__(key, plan, others, books)
@@ -173,7 +175,15 @@ class ExchangeServer(BookedServer):
                 about = [number, exchange.notes_for(lay)]
                 self._reply(self._clients[worker], "exchange", about, exchange.answer(lay))
         if number in self._exchanges and exchange.laid.keys() >= set(self.others.here) and not exchange.wants:
+            self.rounds = max(self.rounds, number + 1)
             del self._exchanges[number]  # what was answered stands on what it needs
+
+    def places(self) -> dict[int, Whereabouts]:
+        waits = {worker: set[int]() for worker in self._clients}
+        for one in self._exchanges.values():
+            for worker, lay in one.wants.items():
+                waits[worker] |= {member for member, _ in lay.sums}.union(lay.reads) - one.laid.keys()
+        return {worker: Whereabouts(-1, -1, tuple(sorted(whom))) for worker, whom in waits.items()}
 
     def flush(self) -> None:
         """Send what can be sent. With an answer comes a slot for the next exchange: what was laid down may be free."""

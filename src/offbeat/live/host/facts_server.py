@@ -158,6 +158,8 @@ class BellServer(Server):
     The rope of all hosts is the first host's.
     """
 
+    what = "bell"
+
     def __init__(self, key: str, plan: dict[str, Any], others: Counterparts, arena: Arena) -> None:
         super().__init__(key, plan, others)
         self._arena, self._place, self._rope = arena, arena.take(8), Rope()
@@ -181,6 +183,7 @@ class BellServer(Server):
             self.hear(-1, message)
 
     def _has_rung(self, r: int) -> None:
+        self.rounds = max(self.rounds, r + 1)
         self._word[:] = bytearray((r + 1).to_bytes(8, "little"))
 
     def close(self) -> None:

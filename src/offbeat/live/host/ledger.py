@@ -140,6 +140,11 @@ class Slots:
         self.all.append(slot)
         return slot
 
+    @property
+    def in_use(self) -> int:
+        """How many something refers to."""
+        return len(self.all) - len(self._unreached())
+
     def _unreached(self) -> list[int]:
         expressions, slots = self._roots()
         reached, seen = set(slots), set[int]()

@@ -35,7 +35,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from offbeat.live.host.protocol import HEAD, KINDS, LONGEST, LONGEST_HELLO, Challenge, Inbox, Knock, Proof, packed
 
@@ -115,6 +115,22 @@ class _Coming:
         self.message, self.nbytes, self.room, self.at = message, nbytes, room, 0
 
 
+class PeerState(NamedTuple):
+    """How another host process is connected, for whoever looks. Moments are those of ``time.monotonic``.
+
+    ``stalls_s``: since when it has owed an acknowledgement, without a byte either way; None: it owes none.
+    """
+
+    name: str
+    address: str
+    is_connected: bool
+    words: str
+    heard_s: float | None
+    stalls_s: float | None
+    sent_bytes: int
+    received_bytes: int
+
+
 class _Peer:
     """Another host process, over all its connections."""
 
@@ -132,6 +148,9 @@ class _Peer:
         self.until_s, self.try_s, self.pause_s = until_s, 0.0, PAUSES_S[0]
         self.words = "it has not been reached"
         self.refused_s: float | None = None
+        self.sent_bytes, self.received_bytes = 0, 0
+        self.sent_s: float | None = None  # when bytes went to it and came from it the last time
+        self.heard_s: float | None = None
 
     @property
     def is_connected(self) -> bool:
@@ -251,6 +270,26 @@ class Links:
         """How many messages the peer is not known to have."""
         one = self._peers.get(peer)
         return 0 if one is None else sum(len(s.waiting) + len(s.sent) for s in (one.messages, one.vectors))
+
+    def peers(self) -> list[PeerState]:
+        """How everybody is connected."""
+        found = []
+        for one in self._peers.values():
+            owes = self.owes(one.name) > 0
+            moments = [moment for moment in (one.sent_s, one.heard_s) if moment is not None]
+            found.append(
+                PeerState(
+                    one.name,
+                    f"{one.address[0]}:{one.address[1]}" if one.address else "",
+                    one.is_connected,
+                    one.words,
+                    one.heard_s,
+                    max(moments) if owes and moments else None,
+                    one.sent_bytes,
+                    one.received_bytes,
+                )
+            )
+        return found
 
     # The loop.
 
@@ -537,6 +576,8 @@ class Links:
             if n == 0:
                 raise ConnectionError("it has hung up")
             line.receives -= n
+            if line.peer is not None:
+                line.peer.received_bytes, line.peer.heard_s = line.peer.received_bytes + n, time.monotonic()
             while line.is_open and line.heard and self._take(line):
                 pass
 
@@ -619,7 +660,9 @@ class Links:
         assert peer is not None
         try:
             while line.sends > 0 and (line.out or self._fill(line, peer)):
-                line.sends -= _send(line)
+                n = _send(line)
+                line.sends -= n
+                peer.sent_bytes, peer.sent_s = peer.sent_bytes + n, time.monotonic()
         except BlockingIOError:
             pass
         except OSError as error:
@@ -660,6 +703,7 @@ class Links:
 
     def _lose(self, peer: _Peer, words: str) -> None:
         if not peer.is_lost:
+            peer.words = words
             self._part(peer, f"it lost this one: {words}")
             self._tell_lost(peer.name, words)
 

@@ -38,14 +38,17 @@ from offbeat.live.host.exchange_server import ExchangeServer
 from offbeat.live.host.facts_server import BellServer, FactsServer
 from offbeat.live.host.ledger import Expression
 from offbeat.live.host.links import Links
+from offbeat.live.host.onlookers import HANDS_IN, Onlookers
 from offbeat.live.host.protocol import Inbox, packed
 from offbeat.live.host.server import BookedServer, Counterparts, Server
 from offbeat.live.host.weights_server import WeightsServer
-from offbeat.live.memory.arena import PAGE_BYTES, PAGES, WORDS, WORDS_AT, Arena, DeviceSlots, SlotMemory
+from offbeat.live.memory.arena import PAGE_BYTES, PAGES, WORDS, Arena, DeviceSlots, SlotMemory
+from offbeat.live.memory.pages import read_page
 from offbeat.rounds.held import Elsewhere
 
 MOST_STRANGERS = 128  # that have not said who they are; the oldest must go
 DYING_S = 0.5  # after its line has closed, for a process to end
+MOST_ONLOOKERS = 8  # whose answers wait to be read; the oldest must go
 FIRST_S = 120.0  # for the first worker to come
 LEAVE_S = 5.0  # for other hosts to hear what there was to say, when all workers here have left
 GPU_LOOK_S = 0.0002  # how often words and streams of GPUs are looked at, while something is awaited there
@@ -94,11 +97,17 @@ class Connection:
         self.workers: dict[str, int] = {}  # its number at each channel that it has come to
         self.words: dict[str, int] = {}  # which of its words belongs to that channel
         self.unheard = Unheard(self._word)
-        self.is_known = False
+        self.is_known = self.has_looked = False
+        self.handed_in: dict[str, int] = {}  # how many vectors, for whoever looks
+        self.since_unix_s, self.heard_s = 0.0, 0.0
 
     def _word(self, key: str) -> int:
         """What it has come to; of a channel that the worker has left, or never came to, nothing is awaited."""
         return int(self._arena.words_of(self.page)[self.words[key]]) if key in self.words else sys.maxsize
+
+    def tell(self, answer: bytes) -> None:
+        """Something that is packed already."""
+        self.out += answer
 
     def send(self, message: Any) -> None:
         self.out += packed(message)
@@ -139,6 +148,9 @@ class Host:
         self._stretches: dict[str, tuple[say.Stretch, torch.Tensor]] = {}  # the same for what goes into no slot
         self._selector = selectors.DefaultSelector()
         self._had_workers = False
+        self._onlookers = Onlookers(
+            self._arena, self._adders, self._connections, self._servers, lambda: self._links, token
+        )
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
@@ -150,6 +162,7 @@ class Host:
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._ear, selectors.EVENT_READ, self._sums_are_there)
+        self._onlookers.open(self._listener.getsockname())
         begun_s = time.monotonic()
         try:
             while not self._is_over(begun_s):
@@ -159,6 +172,7 @@ class Host:
                 self._flush()
         finally:
             self._adders.close()
+            self._onlookers.close()
             if self._links is not None:
                 self._links.close()
             for connection in self._connections:
@@ -181,6 +195,8 @@ class Host:
             key.data()
 
     def _pause_s(self) -> float | None:
+        if self._onlookers.is_busy:
+            return 0.0
         if self._adders.looks or any(connection.unheard for connection in self._connections):
             return GPU_LOOK_S
         wakes = [wakes_s for one in self._servers.values() if (wakes_s := one.wakes_s) is not None]
@@ -200,6 +216,10 @@ class Host:
             for message in connection.unheard.due():
                 self._hear(connection, message)
         now_s = time.monotonic()
+        if self._onlookers.is_busy:
+            self._onlookers.go_on()
+        if now_s >= self._onlookers.sample_s:
+            self._onlookers.sample(now_s)
         for connection in list(self._connections):
             if connection.dies_s is not None and now_s >= connection.dies_s:
                 self._part_with(connection)
@@ -254,6 +274,7 @@ class Host:
                 return
             for message in connection.inbox.feed(data):
                 if connection.is_known:
+                    connection.heard_s = time.monotonic()
                     if not hasattr(message, "key"):
                         raise ValueError(f"a {type(message).__name__}, which is not a worker's to say")
                     for one in connection.unheard.come(message):
@@ -270,12 +291,14 @@ class Host:
             self._part_with(connection)
 
     def _let_in(self, connection: Connection, message: Any) -> None:
+        if isinstance(message, say.Look):
+            self._show(connection, message)
+            return
         if not isinstance(message, say.Hello) or not hmac.compare_digest(_bytes(message.token), _bytes(self._token)):
             raise ValueError("no token of this job")
-        pid, user, _ = _USER.unpack(connection.line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _USER.size))
-        if user != os.getuid():
-            raise ValueError(f"a token of this job from user {user}")
+        pid = _pid_of_own_user(connection.line)
         connection.is_known, connection.pid, self._had_workers = True, pid, True
+        connection.since_unix_s, connection.heard_s = time.time(), time.monotonic()
         connection.rank, connection.page = message.rank, self._pages.pop()
         connection.inbox.longest = say.LONGEST
         with contextlib.suppress(OSError):  # of another pid namespace: then its line alone tells of its end
@@ -284,6 +307,18 @@ class Host:
         self._arena.bytes_at(connection.page, PAGE_BYTES)[:] = 0
         welcome = packed(say.Welcome(self._arena.nbytes, connection.page, os.getpid()))
         socket.send_fds(connection.line, [welcome], [self._arena.descriptor])
+        self._onlookers.came(connection)
+
+    def _show(self, connection: Connection, message: say.Look) -> None:
+        """Answer somebody who looks, once. It stays a stranger: whether it reads, or goes, changes nothing."""
+        _pid_of_own_user(connection.line)
+        if connection.has_looked or not self._onlookers.may_look(message):
+            raise ValueError("no token of this job's onlookers, or the second look of one")
+        connection.has_looked = True
+        looking = [one for one in self._connections if one.has_looked and one.out]
+        if len(looking) >= MOST_ONLOOKERS:
+            self._part_with(looking[0])
+        self._onlookers.ask(connection.tell)
 
     def _has_hung_up(self, connection: Connection) -> None:
         """The lines of a process that ends close a moment before it is known to have ended."""
@@ -308,6 +343,7 @@ class Host:
     def _leave(self, connection: Connection, key: str, ended: bool = False) -> None:
         worker, server = connection.workers.pop(key), self._servers.get(key)
         connection.words.pop(key, None)
+        connection.handed_in.pop(key, None)
         if server is not None:
             server.leave(worker, ended)
             if server.all_have_left:
@@ -334,6 +370,8 @@ class Host:
             if message.key in connection.workers:
                 self._leave(connection, message.key)
         elif message.key in connection.workers:
+            if isinstance(message, HANDS_IN):
+                connection.handed_in[message.key] = connection.handed_in.get(message.key, 0) + 1
             try:
                 self._servers[message.key].hear(connection.workers[message.key], message)
             except Exception as error:  # whatever one worker says, the others are not to lose their host process
@@ -410,6 +448,9 @@ class Host:
             self._carry(others.hosts[number], say.Opened(key), (), None)
 
     def _hear_host(self, host: str, message: Any) -> None:
+        if isinstance(message, say.LookHost | say.HostSeen):
+            self._onlookers.hear_host(host, message)
+            return
         server = self._servers.get(message.key)
         if isinstance(message, say.Opened):
             self._opened.setdefault(message.key, set()).add(host)
@@ -507,6 +548,13 @@ class Host:
         return f"is in a collective of the script's own{at}" if page.get("inside") else f"is busy{at}"
 
 
+def _pid_of_own_user(line: socket.socket) -> int:
+    pid, user, _ = _USER.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _USER.size))
+    if user != os.getuid():
+        raise ValueError(f"a message of user {user}")
+    return int(pid)
+
+
 def _is_stopped(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(") ")[2].split()[0] in "Tt"
@@ -528,25 +576,6 @@ def _gpu(uuid: str, kinds: Any) -> torch.device:
             prepare(device, (kind for kind, _ in kinds))
             return device
     raise OSError(f"the host process does not see the GPU {uuid}")
-
-
-def read_page(arena: Arena, page: int) -> dict[str, Any]:
-    """What a worker shows. Its sequence number is odd while it writes, and another one afterwards."""
-    whole = arena.bytes_at(page, WORDS_AT)
-    for _ in range(100):
-        before = whole[:8].tobytes()
-        length = int.from_bytes(whole[8:12].tobytes(), "little")
-        text = whole[12 : 12 + min(length, WORDS_AT - 12)].tobytes()
-        if before == whole[:8].tobytes() and before[0] % 2 == 0:
-            break
-        time.sleep(0.0001)
-    else:
-        return {}  # its worker was stopped while it wrote: what it is doing is not known
-    try:
-        shown = json.loads(text) if text else {}
-    except ValueError:
-        return {}
-    return shown if isinstance(shown, dict) else {}
 
 
 def serve(listener: socket.socket, token: str) -> None:

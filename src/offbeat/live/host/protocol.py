@@ -274,7 +274,22 @@ class Close(NamedTuple):
     key: str
 
 
+# From somebody who only looks: the first message, and the only one.
+
+
+class Look(NamedTuple):
+    """What is known of the job? ``token``: that of viewers, which opens nothing else."""
+
+    token: str
+
+
 # From the host process.
+
+
+class Seen(NamedTuple):
+    """The answer to who looks: `offbeat.live.host.status.JobStatus`, as plain values."""
+
+    status: dict[str, Any]
 
 
 class Welcome(NamedTuple):
@@ -417,6 +432,19 @@ class HostSays(NamedTuple):
     worker: int
     number: int
     said: list[tuple[int, str]]
+
+
+class LookHost(NamedTuple):
+    """What is known of your workers? Somebody looks here."""
+
+    key: str
+
+
+class HostSeen(NamedTuple):
+    """The answer, as in ``Seen``."""
+
+    key: str
+    status: dict[str, Any]
 
 
 class Rung(NamedTuple):
@@ -652,6 +680,10 @@ KINDS: tuple[type[Any], ...] = (
     Knock,
     Challenge,
     Proof,
+    Look,
+    Seen,
+    LookHost,
+    HostSeen,
 )
 _NUMBER = {kind: number for number, kind in enumerate(KINDS)}
 _encode = json.JSONEncoder(separators=(",", ":")).encode

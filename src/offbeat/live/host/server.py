@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offbeat.live.host import protocol as say
 from offbeat.live.host.books import Books, ClientRecord, Send
@@ -37,6 +37,17 @@ class Bytes:
 
     def __init__(self, views: Sequence[memoryview], there: Callable[[], None]) -> None:
         self.views, self.there = views, there
+
+
+class Whereabouts(NamedTuple):
+    """Where a worker is at a server, for whoever looks: results it has taken, those that are there, whom it waits for.
+
+    ``taken``: −1 where its server does not know.
+    """
+
+    taken: int
+    there: int
+    waits_for: tuple[int, ...]
 
 
 class Counterparts:
@@ -159,6 +170,8 @@ class Unison:
 class Server:
     """One channel of a run, or whatever else its workers have in common. Whoever comes and speaks is a *rank*."""
 
+    what = "facts"  # in words, for whoever looks
+    rounds = 0  # that have begun
     wakes_s: float | None = None  # when it wants to be called, if nothing is heard before
 
     def __init__(self, key: str, plan: dict[str, Any], others: Counterparts) -> None:
@@ -200,6 +213,10 @@ class Server:
         """How many results it has heard of, and how many it waits for. What is waited for in step, its page shows."""
         return 0, 0
 
+    def places(self) -> dict[int, Whereabouts]:
+        """Where the workers of this host are, by their numbers here."""
+        return {}
+
     def silence(self, now_s: float) -> None:
         """The time has come that was asked for."""
 
@@ -224,6 +241,11 @@ class BookedServer(Server):
     def values(self) -> list[Expression]:
         """All vectors that may still be asked for."""
         raise NotImplementedError
+
+    @property
+    def memory(self) -> tuple[int, int, int, bool]:
+        """Slots, how many of them are in use, how long one is, and whether they lie on a GPU."""
+        return self._books.in_use()
 
     def room(self, nbytes: int) -> int | None:
         if nbytes != self._books.memory.slot_bytes:
@@ -296,6 +318,13 @@ class MeetingServer(BookedServer):
         self._unison = Unison(others.of)
         self._opened: dict[int, list[tuple[say.OpenChannel, Send]]] = {}
         self._all_write = bool(plan["all_write"])
+
+    @property
+    def absent(self) -> tuple[int, ...]:
+        """Which workers have not come yet, as far as it is known here."""
+        if self._all_are_there or not self.others.decides:
+            return ()
+        return tuple(worker for worker in range(len(self.others.home_of)) if worker not in self._there)
 
     # The ranks of a worker.
 

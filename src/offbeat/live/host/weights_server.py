@@ -17,7 +17,7 @@ from typing import Any, cast
 from offbeat.live.host import protocol as say
 from offbeat.live.host.books import Books, ClientRecord, Reply, Send
 from offbeat.live.host.ledger import Expression, Sum
-from offbeat.live.host.server import EVERYBODY, Counterparts, MeetingServer
+from offbeat.live.host.server import EVERYBODY, Counterparts, MeetingServer, Whereabouts
 from offbeat.rounds.seat import Event
 from offbeat.rounds.shared import Retired, SharedVec
 
@@ -41,6 +41,8 @@ class Sharer(ClientRecord):
 class WeightsServer(MeetingServer):
     """The shared weights of one run."""
 
+    what = "shared weights"
+
     def __init__(self, key: str, plan: dict[str, Any], others: Counterparts, books: Books) -> None:
         super().__init__(key, plan, others, books)
         self._size = len(others.home_of)
@@ -50,6 +52,10 @@ class WeightsServer(MeetingServer):
 
     def values(self) -> list[Expression]:
         return [one.y for one in self._sharers.values() if one.shared is not None]
+
+    def places(self) -> dict[int, Whereabouts]:
+        absent = self.absent
+        return {worker: Whereabouts(-1, -1, () if worker in absent else absent) for worker in self._sharers}
 
     def seat(self, worker: int, message: say.OpenChannel, send: Send) -> ClientRecord:
         client = self._sharers[worker] = Sharer(self.key, worker, send, [] if message.logs else None)
@@ -121,6 +127,7 @@ class WeightsServer(MeetingServer):
     def _visit(self, me: Sharer, peer: int) -> None:
         """Somebody of another host."""
         assert me.shared is not None
+        self.rounds += 1
         number, sent = me.shared.depart()
         me.visits += 1
         visit = say.Visit(self.key, me.worker, peer, number, True)
@@ -180,6 +187,7 @@ class WeightsServer(MeetingServer):
                 self._show(one, "over")
 
     def _meet(self, me: Sharer, peer: Sharer) -> None:
+        self.rounds += 1
         stale = 0
         if me is not peer:
             assert me.shared is not None

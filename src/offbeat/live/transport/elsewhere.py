@@ -76,7 +76,10 @@ class _Here:
 
     def state(self) -> dict[str, Any]:
         inside = self.depth > 0 or self.in_ddp
-        return {"inside": inside, "at": _where() if inside else "", "waits": self.waits, "met": self.met}
+        where = _where()
+        at = where if inside or self.waits else ""
+        now_s = time.monotonic()
+        return {"inside": inside, "at": at, "waits": self.waits, "met": self.met, "last": where, "since": now_s}
 
 
 _here = _Here()

@@ -281,6 +281,11 @@ class Board:
         reached = [int(facts.get(f"reached/{r}", "-1")) for r in ranks]
         return min(done) >= 0, max(*reached, *(steps - 1 for steps in done), -1)
 
+    def took_steps(self, steps: int) -> None:
+        """So many, which whoever looks at the job is shown. Nobody is told."""
+        if isinstance(self._link, RunFacts):
+            self._link.took_steps(steps)
+
     # Averages in the middle of a run.
 
     def ask_for_average(self, number: int) -> None:

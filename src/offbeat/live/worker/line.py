@@ -23,12 +23,15 @@ from typing import Any
 import numpy as np
 from torch._C._distributed_c10d import Store
 
+from offbeat.live.host import looking
 from offbeat.live.host import protocol as say
 from offbeat.live.host.protocol import Inbox, Refused, packed
+from offbeat.live.host.status import JobStatus
 from offbeat.live.memory.arena import WORDS, WORDS_AT, Mapping
 from offbeat.live.transport import elsewhere
 from offbeat.live.transport.errors import OffbeatError, PeerFailed
 from offbeat.live.worker import start
+from offbeat.live.worker.stacks import Stacks
 
 READ_BYTES = 1 << 18
 SHORT_S = 0.002
@@ -39,6 +42,7 @@ class Line:
 
     def __init__(self, token: str, rank: int, patience_s: float) -> None:
         self._socket, welcome, descriptor = start.connect(token, rank, patience_s)
+        self._name = self._socket.getpeername()
         try:
             self.arena = Mapping(descriptor, welcome.arena_bytes)
         finally:
@@ -52,6 +56,7 @@ class Line:
         self._words = list(range(WORDS))
         self._lock, self._threads = threading.RLock(), set[int]()
         self.runs: set[str] = set()
+        self._stacks = Stacks()
         _open.add(self)
         elsewhere.shown(self.token, self.show)
 
@@ -137,6 +142,7 @@ class Line:
 
     def show(self, state: dict[str, Any]) -> None:
         """Write into this worker's page; the host process may be reading it, and sees by the number that it changes."""
+        state = {**state, "stacks": self._stacks.words}
         text = json.dumps(state, separators=(",", ":")).encode()[: WORDS_AT - 12]
         self._sequence += 2
         shown = self._shown
@@ -145,8 +151,13 @@ class Line:
         shown[12 : 12 + len(text)] = bytearray(text)
         shown[:8] = _bytes(self._sequence, 8)
 
+    def status(self) -> JobStatus:
+        """What the host process knows of the job now, asked over a connection of its own: any thread may."""
+        return looking.ask(self._name, self.token, self.host_pid)
+
     def close(self) -> None:
         elsewhere.shown(self.token, None)
+        self._stacks.close()
         _open.discard(self)
         self._socket.close()
         self._shown = np.empty(0, np.uint8)  # a part of it would keep the arena
@@ -155,6 +166,7 @@ class Line:
     def close_in_child(self) -> None:
         """A process that was forked from this one has no business here."""
         self._socket.close()
+        self._stacks.close()
 
 
 def _bytes(number: int, count: int) -> bytearray:

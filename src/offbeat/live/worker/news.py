@@ -39,6 +39,8 @@ class RunFacts:
         self._questions = 0
         self._over = False
         self._word = line.join(self._key, self._is_news)
+        self._shown: NDArray[np.uint64] | None = line.arena.words_of(line.page)
+        self._shown[self._word] = 0
         line.send(say.OpenChannel(self._key, rank, {**plan, "what": "facts"}, 0, False, False, self._word))
 
     @property
@@ -104,6 +106,11 @@ class RunFacts:
             self.hear(left_s)
         return self._answers.pop(number, {})
 
+    def took_steps(self, steps: int) -> None:
+        """So many, which the host process shows to whoever looks."""
+        if self._shown is not None:
+            self._shown[self._word] = steps
+
     def close(self) -> None:
         """All are through."""
         self._leave(say.Bye(self._key))
@@ -117,7 +124,7 @@ class RunFacts:
             if farewell is not None:
                 self._say(farewell)
             self._say(say.Close(self._key))
-            self._over = True
+            self._over, self._shown = True, None  # a part of the arena's would keep it
             self._line.part(self._key, self._word)
 
     def _say(self, message: Any) -> None:
