@@ -294,7 +294,7 @@ def test_three_workers_in_all_orders() -> None:
 @pytest.mark.parametrize(("late", "steps"), [(0, (2, 1)), (1, (1, 1))])
 def test_in_all_orders_shared_weights_keep_their_sum(late: int, steps: tuple[int, ...]) -> None:
     for world in endings(Rules(waiting.first, "shared", late=late), steps):
-        held = [w.seat.tray.show_into(Slots([0.0] * world.slots)) for w in world.workers]
+        held = [w.seat.tray.shown() for w in world.workers]
         assert total(held, world.slots).numbers == pytest.approx([1.0] * world.slots)
 
 
@@ -306,7 +306,7 @@ def test_in_all_orders_a_round_of_those_who_are_there_has_nobody_else_and_keeps_
     alone = 0
     for world in endings(rules, steps):
         assert [w.phase for w in world.workers] == ["over"] * len(steps), "nobody waits for ever"
-        held = [w.seat.tray.show_into(Slots([0.0] * world.slots)) for w in world.workers]
+        held = [w.seat.tray.shown() for w in world.workers]
         assert total(held, world.slots).numbers == pytest.approx([1.0] * world.slots)
         for got in (got for w in world.workers for got in w.got):
             assert got.count == len(got.contributors), "each of them has handed something in"
@@ -324,7 +324,7 @@ def test_in_all_orders_who_finds_nobody_there_draws_one_who_computes_and_the_sum
     drew = 0
     for world in endings(rules, steps):
         assert [w.phase for w in world.workers] == ["over"] * len(steps), "nobody waits for ever"
-        held = [w.seat.tray.show_into(Slots([0.0] * world.slots)) for w in world.workers]
+        held = [w.seat.tray.shown() for w in world.workers]
         assert total(held, world.slots).numbers == pytest.approx([1.0] * world.slots)
         pool = world.referee._pool
         assert pool is not None

@@ -17,8 +17,7 @@ A worker without data:  ``finish``; then ``renew`` and ``next``, until ``next`` 
 A worker that stands:  ``stand``, ``renew`` and ``next`` until all stand, ``back``, wait, ``catch_up``, ``began``.
 
 What happens at a seat happens in one order, which is all that decides a run: a seat that is given a ``log`` writes
-that order down, and `offbeat.sim.replay` follows it. Not safe by itself: where a worker and its clerk are two threads,
-a lock is held around each call.
+that order down, and `offbeat.sim.replay` follows it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from offbeat.rounds.referee import Notice, Say
 from offbeat.rounds.rules import Rules
 from offbeat.rounds.tray import Deposit, Tray
 
-if TYPE_CHECKING:  # the hub's process keeps seats, too, and does without torch
+if TYPE_CHECKING:
     from offbeat.tensors.vector import Vec
     from offbeat.topology.hierarchy import Nodes
     from offbeat.topology.matrix import Mixing
@@ -85,7 +84,7 @@ class Outcome:
         return cls(version, value, shares, members, flush, contributors)
 
 
-THROUGH = "through"  # written down by whoever looks: where the seats are kept at the hub, the worker
+THROUGH = "through"  # written down by whoever looks: where the host process keeps the seat, the worker
 Event = tuple[str, int]  # what happened at a seat, and the step or round it was about
 
 
@@ -98,8 +97,8 @@ class Diary(Protocol):
 class Seat:
     """A worker's seat. ``rank`` is its node's: where every worker is a node of its own, its own.
 
-    ``first_round``, ``first_step``: where a run that was taken up again goes on. ``new`` gives memory to copy into,
-    where that is special; without it, results may be shared with other seats, and are never written to.
+    ``first_round``, ``first_step``: where a run that was taken up again goes on. Results may be shared with other
+    seats, and are never written to.
     """
 
     def __init__(
@@ -112,19 +111,16 @@ class Seat:
         *,
         first_round: int = 0,
         first_step: int = 0,
-        new: Callable[[], Vec] | None = None,
         log: Diary | None = None,
     ) -> None:
         self.rules, self._whom, self._nodes, self.rank, self.size = rules, whom, nodes, rank, nodes.count
-        self.tray = Tray(rules.absent, new)
+        self.tray = Tray(rules.absent)
         self.place = Place.beginning(rules, first_round)
         self._ahead = first_round - first_step  # rounds begin with the steps
         self._results: dict[int, tuple[Outcome, int]] = {}  # by count; with how many deposits of this worker are in it
-        self._lent: list[Vec] = []  # values that the method may still be reading
         # By count, results that the worker has heard of and not taken, as far as is known here.
         self._shown: list[tuple[int, Got]] = []
         self._newest: Vec | None = None  # the last deposit, which what was shown before does not contain
-        self._owns = new is not None
         self.needs = 0
         self.takes_each = False  # it rests or stands, and takes one result after the other
         self.has_finished = self.flushed = False
@@ -157,7 +153,6 @@ class Seat:
         ``upto``: where the worker looks ahead, the results it has taken; it begins the next step with these.
         """
         self._note("offer", step)
-        self.reclaim()
         self._newest = None
         if upto is not None:
             self._note("upto", upto)
@@ -265,7 +260,6 @@ class Seat:
 
     def next(self) -> Got | None:
         """The oldest result not taken yet, if there is one, for a worker that takes each by itself."""
-        self.reclaim()
         count = min(self._results, default=self.results)
         if count >= self.results:
             return None
@@ -297,11 +291,6 @@ class Seat:
         self.takes_each = self.has_finished
         return self._taken(self.place.take(results - 1)) if results else []
 
-    def reclaim(self) -> None:
-        """What was handed out before has been read when a worker comes again (rule 4): its memory is free."""
-        if self._owns:
-            self.tray.spare, self._lent = [*self.tray.spare, *self._lent][-2:], []
-
     @property
     def lost(self) -> list[int]:
         """The steps whose gradients were dropped."""
@@ -332,9 +321,7 @@ class Seat:
         if self.rules.absent == "shared":
             newest = count + 1 == self.results and deposits == self.tray.deposits
             if not newest:  # else the tray has become just that
-                value = self.tray.show_into(value if self._owns else value.clone())
-        if self._owns:
-            self._lent.append(value)
+                value = self.tray.shown()
         return Got(outcome.version, value, fresh, full, outcome.members, outcome.contributors)
 
     # A round.
@@ -362,14 +349,14 @@ class Seat:
         """Whether something may still be owed when all have finished: gradients, but never weights."""
         return not self.rules.of_weights
 
-    def snapshot(self, version: int, flush: bool = False, scale: float = 1.0) -> Given:
+    def snapshot(self, version: int, flush: bool = False) -> Given:
         """What answers for the worker in round ``version``, with the record of what is in it."""
         self._note("flush" if flush else "snapshot", version)
         deposits = self.tray.pieces
         count = self.place.begun
         in_time = bool(deposits) and not flush and self.place.made_for(count, deposits[-1].base)
         self.place.begun = count + 1
-        shot = self.tray.snapshot(count, in_time, scale)
+        shot = self.tray.snapshot(count, in_time)
         age = shot.staleness(count)
         share = None if age is None else Freshness(age, shot.fresh(count, self.rules.catch_up))
         return Given(shot.value, shot.deposits, share)
@@ -392,10 +379,7 @@ class Seat:
     def _drop_older(self) -> None:
         """Of averages of weights a late worker takes the newest: it need not keep one for every round it misses."""
         if self.rules.of_weights and self.rules.catch_up == "current" and not self.takes_each:
-            for older in list(self._results):
-                dropped, _ = self._results.pop(older)
-                if self._owns:
-                    self.tray.spare = [*self.tray.spare, dropped.value][-2:]
+            self._results.clear()
 
     def over(self) -> Notice | None:
         """A round is over here: its worker can be in another one."""

@@ -1,12 +1,10 @@
 """What answers for a worker: its tray, and the snapshot a round takes of it.
 
-A tray is written by its worker and read by its worker's clerk. A snapshot carries the record of what was in it, so that
-"fresh" and "stale" are known, never guessed.
+A snapshot carries the record of what was in the tray, so that "fresh" and "stale" are known, never guessed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -50,20 +48,13 @@ class Snapshot:
 
 @dataclass
 class Tray:
-    """One worker's tray. Not safe by itself: the live world holds a lock around each method.
-
-    ``new`` gives memory to copy into, where that is special. ``scale``: what gradients are multiplied with on their way
-    into the tray.
-    """
+    """One worker's tray."""
 
     absent: Absent
-    new: Callable[[], Vec] | None = None
-    scale: float = 1.0
     value: Vec | None = None
     pieces: list[Deposit] = field(default_factory=list)
     deposits: int = 0
     lost: list[Deposit] = field(default_factory=list)
-    spare: list[Vec] = field(default_factory=list)  # memory that nobody reads any more: fresh pages are slow
     _is_out: bool = False  # a snapshot of shared weights is on its way
     _since: Vec | None = None  # what was added to them meanwhile
 
@@ -77,14 +68,16 @@ class Tray:
             self._add(x)
             self.pieces.append(piece)
             return
-        factor = weight if self.absent in ("last", "shared") else weight * self.scale
         if self.absent == "carry" and self.value is not None:
-            self.value.add_(x, alpha=factor)
+            self.value.add_(x, alpha=weight)
             self.pieces.append(piece)
             return
         if self.absent == "drop":
             self.lost += self.pieces
-        self.value = self._copy(x, factor) if self.value is None else x.put_into(self.value, factor)
+        if self.value is not None:
+            x.put_into(self.value, weight)
+        else:
+            self.value = x.clone() if weight == 1.0 else x * weight
         self.pieces = [piece]
 
     def _add(self, step: Vec) -> None:
@@ -92,19 +85,9 @@ class Tray:
         if not self._is_out:
             self.value.add_(step)
         elif self._since is None:
-            self._since = self._copy(step)
+            self._since = step.clone()
         else:
             self._since.add_(step)
-
-    def _copy(self, x: Vec, factor: float = 1.0) -> Vec:
-        if self.new is None:
-            return x.clone() if factor == 1.0 else x * factor
-        return x.put_into(self.memory(), factor)
-
-    def memory(self) -> Vec:
-        """Some to write into, where ``new`` is given."""
-        assert self.new is not None
-        return self.spare.pop() if self.spare else self.new()
 
     def discard(self, piece: Deposit) -> None:
         """What came too late: a gradient that is dropped, or something that its worker makes anew for a later round."""
@@ -112,17 +95,16 @@ class Tray:
         if self.absent == "drop":
             self.lost.append(piece)
 
-    def snapshot(self, version: int, made_for_it: bool, scale: float = 1.0) -> Snapshot:
+    def snapshot(self, version: int, made_for_it: bool) -> Snapshot:
         """What the worker gives to round ``version``; gradients leave the tray, weights stay in it.
 
         ``made_for_it``: whether the newest piece was made for this round (else it is lost where late ones are dropped).
-        ``scale``: what weights are multiplied with.
         """
         value, pieces = self.value, tuple(self.pieces)
         if self.absent in ("last", "shared"):
             if self.absent == "shared":
                 self.pieces, self._is_out = [], True
-            return Snapshot(None if value is None else self._copy(value, scale), pieces, self.deposits)
+            return Snapshot(None if value is None else value.clone(), pieces, self.deposits)
         self.value, self.pieces = None, []
         if self.absent == "drop" and pieces and not made_for_it:
             self.lost += pieces
@@ -138,15 +120,12 @@ class Tray:
         self.value.copy_(mean)
         if self._since is not None:
             self.value.add_(self._since)
-            if self.new is not None:
-                self.spare.append(self._since)
         self._is_out, self._since = False, None
 
-    def show_into(self, target: Vec) -> Vec:
+    def shown(self) -> Vec:
         """Shared weights, with everything that was added."""
         assert self.value is not None, "shared weights are there from the beginning"
-        self.value.put_into(target)
-        return target if self._since is None else target.add_(self._since)
+        return self.value.clone() if self._since is None else self.value.clone().add_(self._since)
 
     @property
     def values(self) -> list[Vec]:
@@ -154,5 +133,5 @@ class Tray:
         return [one for one in (self.value, self._since) if one is not None]
 
     def owed(self) -> Vec | None:
-        """A copy of the gradients in the tray, as they came."""
-        return None if self.value is None else self.value * (1.0 / self.scale)
+        """A copy of the gradients in the tray."""
+        return None if self.value is None else self.value.clone()
