@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from offbeat.live.host.adders import Adders
 from offbeat.live.host.books import Books
 from offbeat.live.host.host_sums import DIRECT_BYTES, Given, HostSums, Messages, Summed, codec_of, told
 from offbeat.live.host.ledger import Expression, Written
+from offbeat.live.host.server import Bytes, Counterparts
 from offbeat.live.memory.arena import Arena, SlotMemory
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.tensors import codec as codecs
@@ -319,6 +321,40 @@ def test_memory_of_messages_serves_again_when_all_have_read_it(monkeypatch: pyte
             assert len(back) == len(set(back)) == 3 * 6, "what is sent, its sum, and two of each that come"
             assert not number or seen == set(back)
             seen = set(back)
+
+
+def test_slots_serve_again_when_a_sum_has_been_read() -> None:
+    with network(2, CODECS["int8"]) as net:
+        used = list[int]()
+        for number in range(6):
+            for host in range(2):
+                value = net.hosts[host].vector(drawn(10 * number + host))
+                net.begin(host, (number,), (0, 1), Given(value, None, (0, host, number), anew=True))
+            net.run()
+            for one in net.hosts:
+                one.total((number,))
+                one.got.clear()
+            used.append(len(net.hosts[0].books.slots.all))
+        assert used[1:] == used[:1] * 5
+
+
+def test_nothing_waits_for_a_host_that_is_lost() -> None:
+    carried, came = list[Any](), list[str]()
+    others = Counterparts("key", ["a", "b", "c"], 3, "a", lambda host, *what: carried.append((host, *what)))
+    for host in (1, 2):
+        others.send(host, say.Opened("key"), Bytes([memoryview(b"abc")], partial(came.append, f"to {host}")))
+    others.opened("b")
+    others.opened("c")
+    others.flush()
+    assert [host for host, *_ in carried] == ["b", "c"]
+    assert not others.is_through
+    others.lost("b")
+    assert not others.is_through
+    carried[1][-1]()
+    assert others.is_through
+    others.send(1, say.Opened("key"), Bytes([memoryview(b"abc")], lambda: None))
+    assert others.is_through
+    assert came == ["to 2"]
 
 
 @dataclass(frozen=True)
