@@ -1,10 +1,7 @@
 """A worker's one line to its host process, and the arena as this worker sees it.
 
-One thread uses it, the one that trains; where clerks answer for shards, their threads look for failures here, too.
-Nothing waits for the host process without looking up: `heard_within` is a poll with a limit, and what has come is
-sorted by the channel it is for. ``_lock`` protects what comes and what is sent: half a message of one thread's and half
-of another's would be none. A thread may hear what another waits for; so where there are several, none waits for long
-without looking at what has been sorted.
+One thread uses it, the one that trains. Nothing waits for the host process without looking up: `heard_within` is a poll
+with a limit, and what has come is sorted by the channel it is for.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ import json
 import os
 import select
 import socket
-import threading
 import time
 import weakref
 from collections import deque
@@ -34,7 +30,6 @@ from offbeat.live.worker import start
 from offbeat.live.worker.stacks import Stacks
 
 READ_BYTES = 1 << 18
-SHORT_S = 0.002
 
 
 class Line:
@@ -54,7 +49,8 @@ class Line:
         self._heard: dict[str, deque[Any]] = {}
         self._ends_waits: dict[str, Callable[[Any], bool]] = {}
         self._words = list(range(WORDS))
-        self._lock, self._threads = threading.RLock(), set[int]()
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
         self.runs: set[str] = set()
         self._stacks = Stacks()
         _open.add(self)
@@ -80,8 +76,7 @@ class Line:
 
     def send(self, message: Any) -> None:
         try:
-            with self._lock:
-                self._socket.sendall(packed(message))
+            self._socket.sendall(packed(message))
         except OSError as error:
             raise PeerFailed(_GONE) from error
 
@@ -91,33 +86,29 @@ class Line:
         if not answers:
             self._read(0.0)
             end_s, left_s = time.monotonic() + seconds, seconds
-            self._threads.add(threading.get_ident())
-            while not answers and left_s > 0 and not self._read(left_s if len(self._threads) < 2 else SHORT_S):
+            while not answers and left_s > 0 and not self._read(left_s):
                 left_s = end_s - time.monotonic()
         return answers.popleft() if answers else None
 
     def _read(self, seconds: float) -> bool:
         """Hear what has come, or what comes first within so long. Whether there is news that ends a wait."""
         found = False
-        poll = select.poll()  # of this call's own: it cannot be shared among threads
-        poll.register(self._socket, select.POLLIN)
-        while poll.poll(seconds * 1e3):
-            with self._lock:
-                try:
-                    data = self._socket.recv(READ_BYTES, socket.MSG_DONTWAIT)
-                except BlockingIOError:  # another thread was quicker
-                    return found
-                except OSError as error:
-                    raise PeerFailed(_GONE) from error
-                if not data:
-                    raise PeerFailed(_GONE)
-                for message in self._inbox.feed(data):
-                    if isinstance(message, Refused):
-                        raise OffbeatError(f"the host process refused: {message.words}")
-                    if message.key in self._heard:
-                        self._heard[message.key].append(message)
-                        ends = self._ends_waits.get(message.key)
-                        found = found or (ends is not None and ends(message))
+        while self._poll.poll(seconds * 1e3):
+            try:
+                data = self._socket.recv(READ_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:  # a signal's handler was quicker
+                return found
+            except OSError as error:
+                raise PeerFailed(_GONE) from error
+            if not data:
+                raise PeerFailed(_GONE)
+            for message in self._inbox.feed(data):
+                if isinstance(message, Refused):
+                    raise OffbeatError(f"the host process refused: {message.words}")
+                if message.key in self._heard:
+                    self._heard[message.key].append(message)
+                    ends = self._ends_waits.get(message.key)
+                    found = found or (ends is not None and ends(message))
             seconds = 0.0
         return found
 
