@@ -49,7 +49,6 @@ PURE = {*VALUES, "method", "strategies", "tasks"}
 READS_ENVIRONMENT = (
     "cli/",
     "live/attached/attach.py",
-    "live/transport/hub.py",
     "live/transport/hosts.py",
     "live/work/share.py",
     "live/job/",

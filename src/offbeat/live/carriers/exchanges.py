@@ -129,7 +129,7 @@ class Transport:
         is made: each spares a pass over it. Only by a power of two, which changes no bit but the exponent: a mean of
         fewer can still be made of it.
         """
-        if len(ranks) < 2 or (out.is_cuda and self._nccl is not None):
+        if len(ranks) < 2 or (out.is_cuda and self._nccl is not None and ranks == self._everyone):
             copy(pieces(out) if pieces is not None else ())
             return self._through_nccl(out, ranks), 1
         divisor = len(ranks) if len(ranks).bit_count() == 1 else 1
