@@ -17,8 +17,8 @@ A worker without data:  ``finish``; then ``renew`` and ``next``, until ``next`` 
 A worker that stands:  ``stand``, ``renew`` and ``next`` until all stand, ``back``, wait, ``catch_up``, ``began``.
 
 What happens at a seat happens in one order, which is all that decides a run: a seat that is given a ``log`` writes
-that order down, and `offbeat.sim.replay` follows it. Not safe by itself: where a worker and its clerk are two threads,
-a lock is held around each call.
+that order down, and `offbeat.sim.replay` follows it. Not safe for two threads: a driver calls all seats
+of a channel from one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from offbeat.rounds.referee import Notice, Say
 from offbeat.rounds.rules import Rules
 from offbeat.rounds.tray import Deposit, Tray
 
-if TYPE_CHECKING:  # the hub's process keeps seats, too, and does without torch
+if TYPE_CHECKING:  # a seat itself needs none of them
     from offbeat.tensors.vector import Vec
     from offbeat.topology.hierarchy import Nodes
     from offbeat.topology.matrix import Mixing
@@ -85,7 +85,7 @@ class Outcome:
         return cls(version, value, shares, members, flush, contributors)
 
 
-THROUGH = "through"  # written down by whoever looks: where the seats are kept at the hub, the worker
+THROUGH = "through"  # written down by whoever looks: where the host process keeps the seats, the worker
 Event = tuple[str, int]  # what happened at a seat, and the step or round it was about
 
 

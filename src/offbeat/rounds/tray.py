@@ -1,7 +1,7 @@
 """What answers for a worker: its tray, and the snapshot a round takes of it.
 
-A tray is written by its worker and read by its worker's clerk. A snapshot carries the record of what was in it, so that
-"fresh" and "stale" are known, never guessed.
+A tray lies at its worker's seat, and whoever keeps that seat reads it. A snapshot carries the record of what was in it,
+so that "fresh" and "stale" are known, never guessed.
 """
 
 from __future__ import annotations

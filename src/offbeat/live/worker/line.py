@@ -1,10 +1,9 @@
 """A worker's one line to its host process, and the arena as this worker sees it.
 
-One thread uses it, the one that trains; where clerks answer for shards, their threads look for failures here, too.
 Nothing waits for the host process without looking up: `heard_within` is a poll with a limit, and what has come is
-sorted by the channel it is for. ``_lock`` protects what comes and what is sent: half a message of one thread's and half
-of another's would be none. A thread may hear what another waits for; so where there are several, none waits for long
-without looking at what has been sorted.
+sorted by the channel it is for. As a rule one thread uses it, the one that trains. Where a script uses several,
+``_lock`` protects what comes and what is sent: half a message of one thread's and half of another's would be none. A
+thread may hear what another waits for; so none of several waits for long without looking at what has been sorted.
 """
 
 from __future__ import annotations
