@@ -1,7 +1,7 @@
 """The fast worker beside a slow one, under each trainer: its own DDP, and methods that do not wait.
 
 Steps of 10 ms; rank 1 takes 30 ms longer in each. Seconds are those of 60 steps of the loop on rank 0, after 5 that are
-not counted: in these DDP cuts its buckets, and a hub starts. How long these five take is written behind.
+not counted: in these DDP cuts its buckets, and the host process starts. How long these five take is written behind.
 
 python benchmarks/trainers.py [--json FILE] [--repeats 5] [--only lightning,transformers,accelerate,ray]
 """

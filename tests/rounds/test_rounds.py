@@ -1,7 +1,7 @@
 """Referee, places and trays by themselves: every order in which arrivals, snapshots and results can happen.
 
-There is no clock here. Each worker's clerk takes its snapshot and hands over its result in a moment of its own, so what
-holds here holds for any network and any thread.
+There is no clock here. The snapshot of each worker's seat is taken, and its result handed over, in a moment of its own,
+so what holds here holds for any network.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The protocol of partial rounds itself: all orders of small cases, on the seats that both worlds use.
 
 Nothing is simulated here and nothing takes time. At any moment several things may happen next: a worker ends a step, a
-notice reaches the referee, the news of a round reaches a clerk, a result reaches a seat. The search tries all of them,
+notice reaches the referee, the news of a round reaches a driver, a result reaches a seat. The search tries all of them,
 in all orders; a state that was seen before is not searched again.
 """
 
@@ -81,7 +81,7 @@ class Worker:
     phase: str = "computes"
     got: list[Got] = field(default_factory=list)
     says: list[Notice] = field(default_factory=list)  # not heard by the referee yet
-    # Rounds that its clerk has not heard of: number, flush, and who takes part.
+    # Rounds that its seat has not heard of: number, flush, and who takes part.
     hears: list[tuple[int, bool, tuple[int, ...]]] = field(default_factory=list)
     out: tuple[int, bool, tuple[int, ...]] | None = None  # the round its snapshot is in
 

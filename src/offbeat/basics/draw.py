@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # a draw itself needs neither, and the hub's process has neither
+if TYPE_CHECKING:  # a draw itself needs none of them
     import torch
 
 _WORD = (1 << 64) - 1

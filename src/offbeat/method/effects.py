@@ -187,14 +187,14 @@ class Keeping:
 class Channel:
     """A partial collective: from ``Open`` on, any worker that is ready can start its next round.
 
-    Round v averages within my block of ``whom(v)``. A worker that is still computing is answered for by its clerk:
+    Round v averages within my block of ``whom(v)``. A worker that is still computing is answered for by its seat:
     with the gradients it still owes (``rules.absent`` "carry"; "drop" loses what is late, of "anew" its worker makes
     another for the round it is in time for), divided by all workers; or
     with its last weights ("last"), divided by the block; or with weights that follow the rounds while it computes, to
     which it adds its steps ("shared"), so that nothing is ever lost from the mean.
 
-    Where workers make up nodes, a node is one worker here: ``whom`` mixes nodes, the first rank of a node speaks for
-    it, and all its ranks get the same results. They make the same deposits, as they share their gradients.
+    Where workers make up nodes, a node is one worker here: ``whom`` mixes nodes, and all ranks of a node get the same
+    results. They make the same deposits, as they share their gradients.
 
         partial.apply(await partial.mix(await Grad(), t))
     """
@@ -206,7 +206,7 @@ class Channel:
     codec: Codec | None = None
     holds: Callable[[], Vec | None] = lambda: None  # what answers for me while I stand between two steps
     per_node: int = 1
-    lost: Vec | None = None  # what coding has lost, added to what is given next; a clerk writes to it during rounds
+    lost: Vec | None = None  # what coding has lost, added to what is given next; whoever codes keeps it meanwhile
     like: Vec | None = None  # what its vectors look like, where they do not look like the weights
     beside: bool = False  # the run is about something else: it may be open beside a channel, or beside shared weights
     keep: Keeping = field(default_factory=Keeping, init=False, repr=False)
@@ -280,7 +280,7 @@ class Share(Effect[None]):
 class Meet(Effect[None]):
     """Average my shared weights with those of ``peer``, atomically for both: the sum of the two stays what it was.
 
-    The peer's clerk answers, whatever the peer is doing. (To be begun, so that computing goes on.)
+    Whoever keeps the peer's weights answers, whatever the peer is doing. (To be begun, so that computing goes on.)
     """
 
     peer: int

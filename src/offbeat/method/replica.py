@@ -24,7 +24,7 @@ class Replica:
 
     ``x`` are the weights, ``model`` the weights together with floating buffers (such as BatchNorm statistics): both
     are the live memory of the model, so ``me.x.copy_(…)`` changes it. ``horizon`` is the number of steps of the run
-    where that is known; ``hosts``, on how many the workers are (on one: they read each other's memory); ``parameters``,
+    where that is known; ``hosts``, on how many the workers are (on one: vectors do not travel); ``parameters``,
     how many the weights consist of, where gradients say which of them they used;
     ``slots``: where each of them lies, ``sizes``: the bytes of each, which may be more than what lies here. ``whole``:
     where this is a shard of a model, what makes sums over it sums over all of the model; ``held``: what of a tensor

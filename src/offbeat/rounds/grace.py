@@ -7,7 +7,7 @@ again. When another one comes is not known, but when it came the last times is. 
 is known or whose work is too old to be in time, nobody longer than it usually takes and a tenth more, and nobody for
 longer than would pay if all the others came at that moment.
 
-Times are given, in seconds of any clock: the simulator's, or the hub's.
+Times are given, in seconds of any clock: the simulator's, or the first host process's.
 """
 
 from __future__ import annotations

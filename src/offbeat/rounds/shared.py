@@ -6,8 +6,8 @@ either side adds in the meantime stays: the sum of all shared weights and of the
 workers add.
 
 What happens to one worker's shared weights happens in one order, which is all that decides a run: with a ``log`` it is
-written down, and `offbeat.sim.replay` follows it. Not safe by itself: where a worker and the thread that answers for it
-are two, a lock is held around each call.
+written down, and `offbeat.sim.replay` follows it. Not safe for two threads: a driver calls all of
+them from one.
 """
 
 from __future__ import annotations

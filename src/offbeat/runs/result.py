@@ -93,7 +93,7 @@ class Run(Result):
 class LiveRun(Result):
     """A run of real processes, in real time. ``order``: what decided it, for ``ob.replay``.
 
-    ``carriers``: the ways its vectors went, such as "shm" or "gloo". ``foreign``: waiting in collectives that a task's
+    ``carriers``: the ways its vectors went, such as "shm" or "tcp". ``foreign``: waiting in collectives that a task's
     own code has called, of all workers together; ``wait_s`` is without it.
     """
 

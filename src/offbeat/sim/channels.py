@@ -1,8 +1,8 @@
 """Partial rounds in virtual time: a driver of the workers' seats (see `offbeat.rounds.seat`).
 
-A round goes: a worker arrives and the referee lets the round start; the news takes a while to reach the clerks; each
-clerk takes a snapshot of its worker's tray; the blocks sum; the results arrive. Workers that arrive while the news is
-still on its way are in time.
+A round goes: a worker arrives and the referee lets the round start; the news takes a while to reach the seats; a
+snapshot of each seat's tray is taken; the blocks sum; the results arrive. Workers that arrive while the news is still
+on its way are in time.
 
 "Ranks" are those of nodes throughout: where every worker is a node of its own, the workers'.
 """
@@ -157,10 +157,10 @@ class SimulatedChannel:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Begin what is known and whose clerks are all through with the round before.
+        """Begin what is known and whose seats are all through with the round before.
 
-        Blocks differ in size, so one may be through with round v while another, whose clerks it needs in round v + 1,
-        has not even begun v. A clerk that went by the clock alone could then run the two in the wrong order.
+        Blocks differ in size, so one may be through with round v while another, whose seats it needs in round v + 1,
+        has not even begun v. By the clock alone, a seat could then have the two in the wrong order.
         """
         waiting, self._known = self._known, []
         for version, ranks, started_by in waiting:

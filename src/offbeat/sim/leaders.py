@@ -1,4 +1,4 @@
-"""Partial rounds between nodes, in virtual time: the leader speaks for its node and passes on what it hears."""
+"""Partial rounds between nodes, in virtual time: a node has one seat, and its ranks hear together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from offbeat.tensors.wire import message_bytes
 
 
 class NodesPartial:
-    """A channel as the ranks of all nodes see it. The n-th answer of a leader is the n-th answer of all its node."""
+    """A channel as the ranks of all nodes see it. The n-th answer of a node's seat is that of all its ranks."""
 
     def __init__(self, leaders: ChannelOfAll, network: Network, env: simpy.Environment) -> None:
         self._leaders, self._nodes, self._network, self._env = leaders, leaders.nodes, network, env
@@ -72,7 +72,7 @@ class NodesPartial:
         return self._nodes.leader(self._nodes.of(rank))
 
     def _tell(self, node: int, heard: list[Got] | Got | bool | None, like: Vec | None) -> None:
-        """All of the node, the leader too, go on when the last of them has heard."""
+        """All of the node go on when the last of them has heard."""
         results = len(heard) if isinstance(heard, list) else heard is not None
         nbytes = results * message_bytes(like, None) if like is not None else 0
         ranks = self._nodes.ranks(node)

@@ -53,6 +53,7 @@ def ad_psgd(graph: str | Iterable[Edge] = "exponential", moments: int | None = N
 
     *When it helps*: workers of lasting unequal speed; a network where only neighbours can talk cheaply.
     *When it hurts*: many workers on a thin graph: agreement spreads slowly. Gradients are as stale as averages came in.
+    Between hosts a step waits until the worker's own visit is back, so a slow link holds up those who cross it.
     At equal samples, with nobody slow, a Transformer with AdamW ended 2 % above DDP's loss with 4 workers.
     *Suggested settings*: the exponential graph (the default), whose neighbours are near everyone.
     *Departures*: the averaging is the exactly sum-preserving form (each side adds half of the difference of the two

@@ -55,7 +55,7 @@ COMPUTES_ON = ob.self_clocked(meet="all", wait="everyone", codec=None)
 
 
 def failing_beside_one_that_computes_on(rank: int, way: str) -> str:
-    """Rank 0, which has the hub, has handed in, and takes steps until that is through. It never will be."""
+    """Rank 0 has handed in, and takes steps until that is through. It never will be."""
     model = net()
     try:
         with ob.attach(sgd(model), model, COMPUTES_ON, patience_s=120) as optimizer:

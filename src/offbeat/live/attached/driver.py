@@ -2,7 +2,7 @@
 
 The coroutine runs until it asks for something only the user's loop can give (the next step, a gradient) and is left
 hanging there. A step has three moments: the first gradient of its backward appears (``begin``), backward is over, and
-the user calls ``optimizer.step()``. All of this is one thread; a channel has a clerk with another (see ``Endpoints``).
+the user calls ``optimizer.step()``. All of this is one thread, the user's.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def _over_when_a_peer_fails(method: Callable[Concatenate[Attached, P], T]) -> Callable[Concatenate[Attached, P], T]:
-    """A run that has lost a peer is over: its threads end and its memory is given back before the user hears of it."""
+    """A run that has lost a peer is over: it has left, and given its memory back, before the user hears of it."""
 
     @functools.wraps(method)
     def call(self: Attached, /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -162,7 +162,7 @@ class Training:
         elif self.me.size == 1:
             why = "This run has one worker, and so no host process: there is nobody to wait for."
         else:
-            why = "This run has no host process (its vectors go through Gloo), so nothing is known of the others here."
+            why = "This worker has no connection to a host process now, so nothing is known of the others here."
         return looking.of_this_process(self.me.rank, self.me.size, self.me.t, why)
 
     @property

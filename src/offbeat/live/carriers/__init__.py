@@ -1,1 +1,1 @@
-"""The ways bytes go between workers: memory that the ranks of a host share, and groups between hosts."""
+"""What workers exchange in step: through the host processes, or where it fits through NCCL."""

@@ -1,4 +1,4 @@
-"""Whether NCCL carries full collectives of CUDA tensors, or Gloo does, through host memory.
+"""Whether NCCL carries sums of all ranks, or the host processes do, through host memory.
 
 NCCL only where the user's own group uses it, and where each rank has a GPU of its own: NCCL refuses two ranks on one.
 Every rank posts what it has, and all decide from the same posts, so that all decide alike.

@@ -1,1 +1,1 @@
-"""Partial rounds, shared weights and the bell between processes."""
+"""A rank's places at the host process: at channels, among shared weights, at the bell."""

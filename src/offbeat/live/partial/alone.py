@@ -1,6 +1,6 @@
 """A channel with one worker, or one node: there is nobody to meet, and each deposit is a round of its own.
 
-The same seat and referee as ever, driven in the worker's own thread: no hub, no clerk, no copy to another device.
+The same seat and referee as ever, driven by the worker itself: no host process, no copy to another device.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class Endpoints:
         return self._wire_bytes + sum(e.wire_bytes for e in (self._client, self._weights, *self._beside.values()) if e)
 
     def perform(self, effect: Effect[Any], me: Replica) -> object:
-        """Answer what needs a clerk or shared weights; refuse what nobody can answer."""
+        """Answer what needs a channel or shared weights; refuse what nobody can answer."""
         match effect:
             case Open():
                 (self._make_beside(effect.channel) if effect.channel.beside else self).open(effect, me)
@@ -318,10 +318,7 @@ class Endpoints:
                 end.abandon()
 
     def release(self) -> None:
-        """The run is over: keep its numbers, and let go of everything else.
-
-        A thread that has not ended yet holds what it works on itself, and lets go of it when it ends.
-        """
+        """The run is over: keep its numbers, and let go of everything else."""
         self._is_over = self.is_open
         self._waited_s, self._wire_bytes, self._lost = self.waited_s, self.wire_bytes, self.lost
         self._first_round = self.rounds

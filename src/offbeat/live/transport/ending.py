@@ -11,7 +11,7 @@ and to let go of a tensor that Python knows it needs the interpreter lock. The i
 
 One that comes later finds no interpreter and leaves its tensors be. So it is enough that all are at rest once, after
 the last operation. Groups that are destroyed have no threads left; this is for those that are not: a group that the
-user's script forgets, or one that is parked. Destroying them here would block where an operation is pending, would miss
+user's script forgets. Destroying them here would block where an operation is pending, would miss
 a group of which a variable is left, and would pull it away from whoever ends after us.
 """
 

@@ -1,7 +1,7 @@
 """Who shares memory with whom, and which carrier is wanted.
 
 Containers share names, so a host is told by what two processes must have in common to hand memory over: the boot of a
-kernel, and a network namespace (in which they find each other's door). Whether it works is tried, not believed.
+kernel, and a network namespace (in which they find their host process). Whether it works is tried, not believed.
 """
 
 from __future__ import annotations

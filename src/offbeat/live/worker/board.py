@@ -324,7 +324,7 @@ class Board:
 
 _HOME = "host"
 _STORE_GONE = "the job's store is gone: rank 0, or the launcher, has ended"
-_SILENT = "does not answer: its process is stopped, or something holds its interpreter"
+_SILENT = "does not answer: its process is stopped, or its host is out of reach"
 
 
 def _failed(failure: Failure, during: str) -> PeerFailed:

@@ -48,7 +48,7 @@ class Waiter:
         self.t = -1
 
     def give_up(self) -> None:
-        """The run is given up here: a wait in another thread ends soon, with an error that nobody will read."""
+        """The run is given up here: a wait that still goes on ends soon, with an error that nobody will read."""
         self._given_up = True
 
     def wait(self, works: Iterable[Work], what: str) -> None:
@@ -91,7 +91,7 @@ class Waiter:
         return since_s
 
     def _let_end(self, work: Work) -> None:
-        """Give an operation that is given up a moment to end by itself: while it is pending, Gloo keeps its memory."""
+        """Give an operation that is given up a moment to end by itself: while it is pending, its memory is kept."""
         with suppress(RuntimeError):
             if isinstance(work, Gloos):
                 elsewhere.plain_wait(work, LAST_SLICE)

@@ -161,7 +161,7 @@ class ReplayedChannel:
         """Do what is next, if it can be done now."""
         (what, number), seat = event, chair.seat
         if chair.stood is not None and what not in ("snapshot", "flush", "result"):
-            return False  # its worker stands until all have been made equal; its clerk goes on
+            return False  # its worker stands until all have been made equal; rounds go on
         match what:
             case "offer":
                 deposit = chair.heard_of_later or chair.offers
