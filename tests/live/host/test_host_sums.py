@@ -18,7 +18,7 @@ from offbeat.live.host import adders, host_sums
 from offbeat.live.host import protocol as say
 from offbeat.live.host.adders import Adders
 from offbeat.live.host.books import Books
-from offbeat.live.host.host_sums import DIRECT_BYTES, Given, HostSums, Messages, Summed, codec_of, told
+from offbeat.live.host.host_sums import DIRECT_BYTES, GivenByHost, HostSums, Messages, Summed, codec_of, told
 from offbeat.live.host.ledger import Expression, Written
 from offbeat.live.host.server import Bytes, Counterparts
 from offbeat.live.memory.arena import Arena, SlotMemory
@@ -121,7 +121,7 @@ class Network:
             there()
         self.acknowledged = []
 
-    def begin(self, host: int, name: tuple[int, ...], members: Sequence[int], given: Given) -> None:
+    def begin(self, host: int, name: tuple[int, ...], members: Sequence[int], given: GivenByHost) -> None:
         one = self.hosts[host]
         one.sums.begin(name, members, given, lambda summed: one.got.__setitem__(name, summed))
         if given.value is not None:  # from now on the sum alone knows that it is needed
@@ -188,7 +188,7 @@ def test_all_hosts_get_the_bits_of_the_rule_in_any_order_and_keep_what_was_lost(
             if x is not None:
                 given[name, host], value = x, one.vector(x)
             key = (5, host, name[0])
-            net.begin(host, name, case[name][0], Given(value, f"from {host}", key, kept[name, host]))
+            net.begin(host, name, case[name][0], GivenByHost(value, f"from {host}", key, kept[name, host]))
             for _ in range(draw.randint(0, 4)):
                 net.step()
         net.run()
@@ -209,7 +209,9 @@ def test_all_hosts_get_the_bits_of_the_rule_in_any_order_and_keep_what_was_lost(
 def test_what_is_lost_anew_is_what_was_given_and_not_sent() -> None:
     with network(2, CODECS["int8"]) as net:
         for host in range(2):
-            net.begin(host, (1,), (0, 1), Given(net.hosts[host].vector(drawn(host)), None, (0, host, 1), anew=True))
+            net.begin(
+                host, (1,), (0, 1), GivenByHost(net.hosts[host].vector(drawn(host)), None, (0, host, 1), anew=True)
+            )
         net.run()
         lost = [one.got[1,].lost for one in net.hosts]
         got, _ = net.hosts[0].total((1,))
@@ -226,7 +228,7 @@ def test_sums_that_are_not_coded_have_the_bits_of_a_sum_in_the_order_of_the_host
     with network(3, None, seed=len(gives)) as net:
         for host in range(3):
             value = net.hosts[host].vector(drawn(host)) if host in gives else None
-            net.begin(host, (9, 0), (2, 0, 1), Given(value, None, ()))
+            net.begin(host, (9, 0), (2, 0, 1), GivenByHost(value, None, ()))
             assert not net.hosts[host].sums.are_through
         net.run()
         assert all(one.sums.are_through for one in net.hosts)
@@ -245,7 +247,7 @@ def test_sums_that_are_not_coded_have_the_bits_of_a_sum_in_the_order_of_the_host
 def test_where_nobody_gives_anything_no_vector_is_sent_and_the_sum_is_zero() -> None:
     with network(3, CODECS["qsgd4"]) as net:
         for host in range(3):
-            net.begin(host, (0, 0), (0, 1, 2), Given(None, [host], (0, host, 0)))
+            net.begin(host, (0, 0), (0, 1, 2), GivenByHost(None, [host], (0, host, 0)))
         net.run()
         assert net.sent_bytes == 0
         for one in net.hosts:
@@ -258,7 +260,7 @@ def test_a_sum_used_the_parameters_that_at_least_one_host_used() -> None:
         used = [(True, False, False), (False, True, False), (True, True, True)]
         for host in range(3):
             value = net.hosts[host].vector(drawn(host), used[host]) if host < 2 else None
-            net.begin(host, (0, 0), (0, 1, 2), Given(value, None, (0, host, 0)))
+            net.begin(host, (0, 0), (0, 1, 2), GivenByHost(value, None, (0, host, 0)))
         net.run()
         assert [one.total((0, 0))[1] for one in net.hosts] == [(True, True, False)] * 3
 
@@ -276,7 +278,7 @@ def test_a_vector_of_another_length_is_refused_before_there_is_memory_for_it() -
 
 def test_hosts_that_disagree_on_a_sum_are_told() -> None:
     with network(3, CODECS["int8"]) as net:
-        net.begin(0, (4, 0), (0, 1), Given(None, None, (0, 0, 4)))
+        net.begin(0, (4, 0), (0, 1), GivenByHost(None, None, (0, 0, 4)))
         with pytest.raises(ValueError, match="hosts disagree on a sum"):
             net.hosts[0].sums.hear(1, say.Stretch("run/sums", [4, 0], [0, 1, 2], 1, None, False), None)
 
@@ -285,7 +287,9 @@ def test_a_host_that_is_lost_leaves_nothing_in_use_and_others_go_on() -> None:
     with network(3, CODECS["int8"]) as net:
         for name, members in {(1, 0): (0, 1, 2), (2, 0): (0, 1)}.items():
             for host in members if len(members) == 2 else (0, 1):
-                net.begin(host, name, members, Given(net.hosts[host].vector(drawn(host)), None, (0, host, name[0])))
+                net.begin(
+                    host, name, members, GivenByHost(net.hosts[host].vector(drawn(host)), None, (0, host, name[0]))
+                )
         for host in (0, 1):
             net.hosts[host].sums.lost(2)
         net.run()
@@ -293,7 +297,7 @@ def test_a_host_that_is_lost_leaves_nothing_in_use_and_others_go_on() -> None:
             one = net.hosts[host]
             assert list(one.got) == [(2, 0)]
             assert not one.sums.values
-            net.begin(host, (3, 0), (0, 1, 2), Given(one.vector(drawn(host)), None, (0, host, 3)))
+            net.begin(host, (3, 0), (0, 1, 2), GivenByHost(one.vector(drawn(host)), None, (0, host, 3)))
             assert not one.sums.values
 
 
@@ -313,7 +317,7 @@ def test_memory_of_messages_serves_again_when_all_have_read_it(monkeypatch: pyte
             back.clear()
             for host in range(3):
                 value = net.hosts[host].vector(drawn(10 * number + host))
-                net.begin(host, (number, 0), (0, 1, 2), Given(value, None, (0, host, number)))
+                net.begin(host, (number, 0), (0, 1, 2), GivenByHost(value, None, (0, host, number)))
             net.run()
             assert not back, "it is still to be read"
             for one in net.hosts:
@@ -329,7 +333,7 @@ def test_slots_serve_again_when_a_sum_has_been_read() -> None:
         for number in range(6):
             for host in range(2):
                 value = net.hosts[host].vector(drawn(10 * number + host))
-                net.begin(host, (number,), (0, 1), Given(value, None, (0, host, number), anew=True))
+                net.begin(host, (number,), (0, 1), GivenByHost(value, None, (0, host, number), anew=True))
             net.run()
             for one in net.hosts:
                 one.total((number,))
@@ -375,7 +379,7 @@ class Broken:
 
 def test_an_error_of_a_codec_is_told_and_not_the_end_of_whoever_adds() -> None:
     with network(2, Broken()) as net:
-        net.begin(0, (0, 0), (0, 1), Given(net.hosts[0].vector(drawn(0)), None, (0, 0, 0)))
+        net.begin(0, (0, 0), (0, 1), GivenByHost(net.hosts[0].vector(drawn(0)), None, (0, 0, 0)))
         net.hosts[0].finish()
         assert [str(error) for error in net.hosts[0].errors] == ["no numbers are right"]
 

@@ -75,7 +75,7 @@ class Making:
         return Expression([(self.total, 1.0)])
 
 
-class Work:
+class Errand:
     """Something else to be done with vectors that lie here. ``reads``: one of them, which is made by then."""
 
     def __init__(
@@ -100,10 +100,10 @@ class Adders:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._queue: SimpleQueue[Making | Work | None] = SimpleQueue()
+        self._queue: SimpleQueue[Making | Errand | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._there: SimpleQueue[Making | Work | BaseException] = SimpleQueue()
-        self._at_work: deque[Making | Work] = deque()  # in the order in which they will be there
+        self._there: SimpleQueue[Making | Errand | BaseException] = SimpleQueue()
+        self._at_work: deque[Making | Errand] = deque()  # in the order in which they will be there
         self._streams: dict[torch.device, Any] = {}
         self._on_gpu: deque[Making] = deque()
 
@@ -122,7 +122,7 @@ class Adders:
         else:
             self._put(making)
 
-    def do(self, work: Work) -> None:
+    def do(self, work: Errand) -> None:
         """Do it, behind everything that was asked for."""
         if work.is_short:
             work.add()
@@ -130,7 +130,7 @@ class Adders:
         else:
             self._put(work)
 
-    def _put(self, one: Making | Work) -> None:
+    def _put(self, one: Making | Errand) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="offbeat-adder", daemon=True)
             self._thread.start()

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from offbeat.live.host import protocol as say
 from offbeat.live.host.books import Books, ClientRecord, Reply, Send
-from offbeat.live.host.host_sums import Given as GivenByHost
-from offbeat.live.host.host_sums import Summed
+from offbeat.live.host.host_sums import GivenByHost, Summed
 from offbeat.live.host.ledger import Expression, Sum, Written
 from offbeat.live.host.server import Counterparts, MeetingServer, Whereabouts
 from offbeat.rounds.held import NEVER, Elsewhere, held
@@ -268,7 +267,7 @@ class ChannelServer(MeetingServer):
             case say.Go():
                 self._announced.append(message)
                 self._go_on()
-            case say.Part(version=version, block=block):
+            case say.BlockPart(version=version, block=block):
                 shares = {worker: Freshness(age, fresh) for worker, age, fresh in message.shares}
                 self._hear_part((version, block), host, HostPart(value, shares))
             case say.StartedWith(worker=worker, rounds=rounds):
@@ -327,7 +326,7 @@ class ChannelServer(MeetingServer):
                     self._interrupt(client)
             case say.Newest():
                 self._reply(client, "newest", seat.show())
-            case say.Through():
+            case say.IsThrough():
                 is_told = not any(one.replies for one in client.ranks)
                 self._reply(client, "through", about=is_told and (client.wake is None or client.looks_ahead))
             case say.Spare():
@@ -552,7 +551,7 @@ class ChannelServer(MeetingServer):
         block.parts = {self.others.me: HostPart(value, shares), **self._parts.pop(block.name, {})}
         self._under_way[block.name] = block
         told = [(r, share.age, share.fresh) for r, share in shares.items()]
-        part = say.Part(self.key, block.version, block.ranks[0], told, value is not None)
+        part = say.BlockPart(self.key, block.version, block.ranks[0], told, value is not None)
         for host in block.hosts:
             if host != self.others.me:
                 if value is None:

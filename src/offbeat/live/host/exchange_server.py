@@ -12,7 +12,7 @@ from typing import Any
 
 from offbeat.live.host import protocol as say
 from offbeat.live.host.books import Books, ClientRecord, Reply, Send
-from offbeat.live.host.host_sums import Given, Summed
+from offbeat.live.host.host_sums import GivenByHost, Summed
 from offbeat.live.host.ledger import Expression, Sum
 from offbeat.live.host.server import BookedServer, Counterparts, Whereabouts
 
@@ -154,7 +154,7 @@ class ExchangeServer(BookedServer):
             self._answer(number, exchange)
 
         said = [(member, laid[member] is not None, exchange.notes[member]) for member in self.others.here]
-        given = Given(part, said, tuple(first.draws), anew=first.keeps)
+        given = GivenByHost(part, said, tuple(first.draws), anew=first.keeps)
         self.sums.begin((number,), range(len(self.others.hosts)), given, answer)
 
     def _pass_on(self, host: int, message: Any, value: Expression | None) -> None:

@@ -57,11 +57,11 @@ class FactsServer(Server):
     def hear(self, worker: int, message: Any) -> None:
         match message:
             case say.Post(name=name, value=value):
-                self._publish(say.Told(self.key, worker, "fact", name, value))
+                self._publish(say.ToldToAll(self.key, worker, "fact", name, value))
             case say.Fail(words=words):
-                self._publish(say.Told(self.key, worker, "failed", "", words))
+                self._publish(say.ToldToAll(self.key, worker, "failed", "", words))
             case say.Bye():
-                self._publish(say.Told(self.key, worker, "bye", "", ""))
+                self._publish(say.ToldToAll(self.key, worker, "bye", "", ""))
             case say.Ask(number=number):
                 until_s = time.monotonic() + ANSWER_S
                 self._questions.append(Question(worker, number, until_s, self._all_are(), {self.others.me}))
@@ -72,9 +72,9 @@ class FactsServer(Server):
 
     def hear_host(self, host: int, message: Any, value: Expression | None) -> None:
         match message:
-            case say.Told() if self.others.decides:
+            case say.ToldToAll() if self.others.decides:
                 self._order(message)
-            case say.Told():
+            case say.ToldToAll():
                 self._hear_told(message)
             case say.AskHost(worker=worker, number=number):
                 self.others.send(host, say.HostSays(self.key, worker, number, self._all_are()))
@@ -87,7 +87,7 @@ class FactsServer(Server):
             case _:
                 super().hear_host(host, message, value)
 
-    def _publish(self, told: say.Told) -> None:
+    def _publish(self, told: say.ToldToAll) -> None:
         """What a worker of this host says. That one is through, or gone, is known here at once."""
         if self.others.decides:
             self._order(told)
@@ -96,12 +96,12 @@ class FactsServer(Server):
             if told.what != "fact":
                 self._hear_told(told)
 
-    def _order(self, told: say.Told) -> None:
+    def _order(self, told: say.ToldToAll) -> None:
         """At the first host: what is said here first, all hear first."""
         self.others.tell_others(told)
         self._hear_told(told)
 
-    def _hear_told(self, told: say.Told) -> None:
+    def _hear_told(self, told: say.ToldToAll) -> None:
         worker = told.worker
         if told.what == "fact":
             self._facts[told.name] = told.value
@@ -124,13 +124,13 @@ class FactsServer(Server):
 
     def leave(self, worker: int, ended: bool = False) -> None:
         if worker not in self._ended:
-            self._publish(say.Told(self.key, worker, "gone", "", "ended" if ended else ""))
+            self._publish(say.ToldToAll(self.key, worker, "gone", "", "ended" if ended else ""))
         super().leave(worker, ended)
 
     def lost(self, host: int, words: str) -> None:
         for worker, home in enumerate(self.others.home_of):
             if home == host:
-                self._hear_told(say.Told(self.key, worker, "gone", "", ""))
+                self._hear_told(say.ToldToAll(self.key, worker, "gone", "", ""))
 
     # What everybody is doing.
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat.live.host import protocol as say
-from offbeat.live.host.adders import SHORT, Work
+from offbeat.live.host.adders import SHORT, Errand
 from offbeat.live.host.books import Books
 from offbeat.live.host.ledger import Decoded, Expression, Sum, Written
 from offbeat.live.transport.errors import OffbeatError
@@ -98,7 +98,7 @@ class Summed(NamedTuple):
     lost: Expression | None
 
 
-class Given(NamedTuple):
+class GivenByHost(NamedTuple):
     """What the members of a block at this host bring to a sum.
 
     ``value``: one slot, or one sum; None: they give nothing. ``key`` keys the draws. ``lost``: one slot with what
@@ -126,7 +126,7 @@ class _HostSum:
     def __init__(self, name: Name, hosts: tuple[int, ...], me: int, stretches: Stretches) -> None:
         self.name, self.hosts, self.stretches = name, hosts, stretches
         self.place = hosts.index(me)
-        self.given: Given | None = None
+        self.given: GivenByHost | None = None
         self.then: Callable[[Summed], None] = lambda summed: None
         self.share: CodedShare | None = None
         self.is_coded = self.adds_up = self.is_added_up = False
@@ -185,7 +185,7 @@ class HostSums:
 
     # What happens at this host.
 
-    def begin(self, name: Name, hosts: Sequence[int], given: Given, then: Callable[[Summed], None]) -> None:
+    def begin(self, name: Name, hosts: Sequence[int], given: GivenByHost, then: Callable[[Summed], None]) -> None:
         """This host's members have given what they give. ``then`` is called when the sum is there."""
         if not self._gone.isdisjoint(hosts):
             return
@@ -359,7 +359,7 @@ class HostSums:
             else:
                 then(one)
 
-        self._books.adders.do(Work(work, go_on, one.given.value, self._memory))
+        self._books.adders.do(Errand(work, go_on, one.given.value, self._memory))
 
     @contextmanager
     def _threads(self) -> Iterator[None]:

@@ -105,7 +105,7 @@ class NoMore(NamedTuple):
     key: str
 
 
-class Through(NamedTuple):
+class IsThrough(NamedTuple):
     """Would a deposit now wait for nothing? Asked where the ranks of a worker are to hear the same."""
 
     key: str
@@ -404,7 +404,7 @@ class Shut(NamedTuple):
     key: str
 
 
-class Told(NamedTuple):
+class ToldToAll(NamedTuple):
     """What a worker has posted (``what`` is "fact"), its last words ("failed"), its farewell ("bye"), its end ("gone").
 
     It goes to the first host, and from there to all.
@@ -482,7 +482,7 @@ class Go(NamedTuple):
     flush: bool
 
 
-class Part(NamedTuple):
+class BlockPart(NamedTuple):
     """What a host's workers give to their block of a round, added up; ``block`` is its first worker.
 
     ``shares``: whose work is in it, how old it is, and whether it was in time. ``gives``: whether a vector comes along.
@@ -562,7 +562,7 @@ class Visit(NamedTuple):
     gives: bool
 
 
-class Home(NamedTuple):
+class HalfBack(NamedTuple):
     """Half the difference comes along, which the visitor takes out of its own."""
 
     key: str
@@ -626,7 +626,7 @@ KINDS: tuple[type[Any], ...] = (
     NextResult,
     Nothing,
     NoMore,
-    Through,
+    IsThrough,
     Newest,
     Finished,
     Stands,
@@ -659,14 +659,14 @@ KINDS: tuple[type[Any], ...] = (
     Listening,
     Opened,
     Shut,
-    Told,
+    ToldToAll,
     AskHost,
     HostSays,
     Rung,
     There,
     Noticed,
     Go,
-    Part,
+    BlockPart,
     Stretch,
     StartedWith,
     WhereAre,
@@ -674,7 +674,7 @@ KINDS: tuple[type[Any], ...] = (
     Laid,
     HostSum,
     Visit,
-    Home,
+    HalfBack,
     Standing,
     HasRetired,
     Knock,

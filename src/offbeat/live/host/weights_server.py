@@ -102,9 +102,9 @@ class WeightsServer(MeetingServer):
                 shared, theirs = self._sharers[peer].shared, cast(Any, value)
                 assert shared is not None
                 half = self.as_one([cast(Expression, shared.visited(visitor, theirs))])
-                self.send(host, say.Home(self.key, visitor, number, True), half)
+                self.send(host, say.HalfBack(self.key, visitor, number, True), half)
                 self._make_one(self._sharers[peer])
-            case say.Home(visitor=visitor, number=number):
+            case say.HalfBack(visitor=visitor, number=number):
                 me, half = self._sharers[visitor], cast(Any, value)
                 assert me.shared is not None
                 me.news.append((me.shared.home(number, half), time.monotonic()))

@@ -262,7 +262,7 @@ class ChannelClient(HostClient):
         """Whether a deposit now would wait for nothing. (Where results are never late, it has waited already.)"""
         self._board.check()
         if self._own.of > 1 and self._looks_ahead:
-            found = bool(self._ask_beside(say.Through(self.key)).about)
+            found = bool(self._ask_beside(say.IsThrough(self.key)).about)
         else:
             self._listen()
             found = not self._waits and self._slots.is_fetched
