@@ -23,6 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 OF_TORCH = ("-W", "ignore:Implicitly cleaning up:ResourceWarning")  # torch 2.6 has a folder it never closes
+TRIES, IN_USE = 3, "address already in use"
 OUTLIVES_S = 60.0  # a worker that is still there so long after another one has failed hangs
 
 
@@ -57,9 +58,24 @@ class Outcome:
 
 
 def run(jobs: list[Job], at_once: int = 1) -> list[list[Outcome]]:
-    """The outcomes of all workers of all jobs, of which so many run at once."""
-    with tempfile.TemporaryDirectory() as folder:
-        return _the_forge().ask((jobs, at_once, folder))
+    """The outcomes of all workers of all jobs, of which so many run at once.
+
+    Where rank 0 hosts the store, its port is held for it until it listens there; seen once in 20,000 jobs, another
+    socket of a busy machine had it all the same. What came of such a job tells nothing: it runs again.
+    """
+    outcomes: dict[int, list[Outcome]] = {}
+    for _ in range(TRIES):
+        left = [number for number in range(len(jobs)) if number not in outcomes]
+        with tempfile.TemporaryDirectory() as folder:
+            found = _the_forge().ask(([jobs[number] for number in left], at_once, folder))
+        for number, some in zip(left, found, strict=True):
+            if not jobs[number].rank_0_hosts or not any(IN_USE in one.stderr for one in some):
+                outcomes[number] = some
+        if len(outcomes) == len(jobs):
+            break
+    else:
+        outcomes |= {number: some for number, some in zip(left, found, strict=True) if number not in outcomes}
+    return [outcomes[number] for number in range(len(jobs))]
 
 
 def values(outcomes: list[Outcome]) -> list[Any]:
