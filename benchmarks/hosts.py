@@ -1,14 +1,20 @@
 """What a round costs between hosts: two network namespaces of two ranks each, with a cable of 1 Gbit/s. Needs root.
 
-    python benchmarks/hosts.py [--json FILE] [--repeats 3] [--numbers 10000000] [--only rounds,sums]
+    python benchmarks/hosts.py [--json FILE] [--repeats 3] [--numbers 10000000] [--only rounds,sums,steps,frozen]
 
 - rounds: a partial round with everybody there, and the bytes that left a host; then with a codec, over the one without.
 - sums: `allreduce`'s sum of one vector beside torch's own Gloo all-reduce.
+- steps: steps of 20 ms, of one worker 80 ms, with 1.6 million parameters: wall time of the other three over that of the
+  same loop with nobody to talk to.
+- frozen: the longest step of the others while a worker is stopped for 4 s, on its host and on the other one.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +24,7 @@ import torch
 import torch.distributed as dist
 from harness import Report, arguments, median, run_workers, spread, together
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import offbeat as ob
 from offbeat.tensors.vector import Vec
@@ -73,6 +80,85 @@ def _sums_job(rank: int, cable: TwoHosts, n: int, times: int, whose: str) -> tup
     return took[1:], sent
 
 
+STEP_S, SLOW_S, SLOW = 0.02, 0.06, RANKS - 1
+PARAMETERS, STEPS, WARM_UP = 1_600_000, 150, 5
+RUNS: dict[str, ob.Method | None] = {
+    "DDP": None,
+    "local_sgd(8)": ob.local_sgd(8),
+    "default": ob.self_clocked(),
+    "eager(late=1)": ob.eager(late=1),
+    "wagma(late=1)": ob.wagma(late=1),
+}
+AT_MOST = {"default": 1.2}
+FREEZE_S, FROZEN_STEPS = 4.0, 320
+
+
+def _loop(rank: int, method: ob.Method | str | None, steps: int, slow_s: float) -> list[float]:
+    """The time of each step. ``method`` None: DDP; "alone": nobody to talk to."""
+    model: nn.Module = nn.Sequential(nn.Linear(1000, 800), nn.Linear(800, 1000))
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    if method is None:
+        model = DistributedDataParallel(model)
+    elif not isinstance(method, str):
+        optimizer = ob.attach(optimizer, model, method)
+    x, took = torch.ones(1, 1000), list[float]()
+    for step in range(steps + WARM_UP):
+        start = together() if step == WARM_UP else time.perf_counter()
+        time.sleep(STEP_S + (slow_s if rank == SLOW and step >= WARM_UP else 0.0))
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        took.append(time.perf_counter() - start)
+    if isinstance(optimizer, ob.Attached):
+        optimizer.finish()
+    together()
+    return took[WARM_UP:]
+
+
+def _steps_job(rank: int, names: list[str]) -> dict[str, float]:
+    runs: dict[str, ob.Method | str | None] = {"alone": "alone", **{name: RUNS[name] for name in names}}
+    return {name: sum(_loop(rank, method, STEPS, SLOW_S)) for name, method in runs.items()}
+
+
+def steps(report: Report, repeats: int) -> None:
+    names = list(RUNS)
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(repeats):
+        with TwoHosts(GBIT_S) as cable:
+            answers = run_workers(RANKS, _steps_job, names, hosts=cable)[:SLOW]
+        for name in names:
+            found[name].append(median([one[name] / one["alone"] for one in answers]))
+    for name, ratios in found.items():
+        limit = AT_MOST.get(name)
+        met = None if limit is None else median(ratios) <= limit
+        figure, target = spread(ratios), "" if limit is None else f"at most {limit}"
+        report.row(f"two hosts, one worker slower: {name}, the others / own", figure, target, met)
+
+
+def _frozen_job(rank: int, name: str) -> float:
+    """The longest step; a worker of the second host is stopped meanwhile."""
+    pids: list[int] = [0] * RANKS
+    dist.all_gather_object(pids, os.getpid())
+    if rank == 0:
+        for after_s, number in ((2.0, signal.SIGSTOP), (2.0 + FREEZE_S, signal.SIGCONT)):
+            threading.Timer(after_s, os.kill, (pids[SLOW], number)).start()
+    return max(_loop(rank, ob.named(name), FROZEN_STEPS, 0.0))
+
+
+def frozen(report: Report, repeats: int) -> None:
+    for name in ("eager:sync_every=none", "self_clocked", "self_clocked:codec=int8"):
+        here, there = list[float](), list[float]()
+        for _ in range(repeats):
+            with TwoHosts(GBIT_S) as cable:
+                longest = run_workers(RANKS, _frozen_job, name, hosts=cable)
+            here.append(longest[SLOW - 1])
+            there.append(max(longest[: SLOW - 1]))
+        for what, longest_s, limit_s in (("its host", here, 0.05), ("the other host", there, 0.1)):
+            more_s = median(longest_s) - STEP_S
+            figure, met = f"{more_s:.3f} s more than 20 ms", more_s <= limit_s
+            report.row(f"stopped for 4 s, {name}: longest step on {what}", figure, f"at most {limit_s} s", met)
+
+
 def _measured(job: Callable[..., Any], n: int, what: str) -> tuple[float, float]:
     """Median seconds, and MB that left a host."""
     with TwoHosts(GBIT_S) as cable:
@@ -109,7 +195,7 @@ def sums(report: Report, repeats: int, n: int) -> None:
 
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--only", default="rounds,sums")
+    parser.add_argument("--only", default="rounds,sums,steps,frozen")
     parser.add_argument("--numbers", type=int, default=10_000_000)
     given = parser.parse_args()
     reason = why_not()
@@ -120,6 +206,10 @@ def main() -> None:
         rounds(report, given.repeats, given.numbers)
     if "sums" in only:
         sums(report, given.repeats, given.numbers)
+    if "steps" in only:
+        steps(report, given.repeats)
+    if "frozen" in only:
+        frozen(report, given.repeats)
     report.close()
 
 
