@@ -32,7 +32,7 @@ class RunFacts:
     """Of one run. ``called``: the number under which the script knows a rank of ours."""
 
     def __init__(self, run: str, line: Line, rank: int, plan: dict[str, Any], called: Callable[[int], int]) -> None:
-        self._key, self._line, self._rank, self._called = f"{run}/facts", line, rank, called
+        self._key, self._line, self._called = f"{run}/facts", line, called
         self._facts: dict[str, str] = {}
         self._failure: Failure | None = None  # the first one stays
         self._answers: dict[int, dict[int, str]] = {}

@@ -32,7 +32,6 @@ class OnHost:
 
     def __init__(self, memory: SlotMemory) -> None:
         self.memory = memory
-        self._spare: list[Vec] = []
 
     def write(self, x: Vec, slot: int) -> None:
         """Let a slot hold ``x``."""
@@ -92,7 +91,6 @@ class OnHost:
         return 0
 
     def close(self) -> None:
-        self._spare = []
         self.memory.forget()
 
 
