@@ -503,21 +503,3 @@ def test_a_single_worker_says_that_it_has_no_host_process() -> None:
     ((during, after, _),) = forge.values(outcomes)
     assert "This run has one worker, and so no host process" in during
     assert "The run is over" in after
-
-
-def through_gloo(rank: int) -> str:
-    return over(rank, "gloo", _through_gloo)
-
-
-def _through_gloo(rank: int) -> str:
-    dist.init_process_group("gloo")
-    run = Run()
-    words = str(run.optimizer.status())
-    run.finish()
-    return words
-
-
-def test_where_there_is_no_host_process_that_is_said() -> None:
-    (outcomes,) = forge.run([Job(through_gloo, 2, timeout_s=120)])
-    for words in forge.values(outcomes):
-        assert "This run has no host process" in words

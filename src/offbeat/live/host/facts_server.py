@@ -1,7 +1,8 @@
 """Small facts of a run at the host process: who is done, who asks for an average, who has failed, who is gone.
 
 All workers of a run hear all facts, in one order: whoever knows a fact knows everything that its author knew. Where the
-workers are on several hosts, the first host's server makes that order. What is known before a worker comes, it is told
+workers are on several hosts, the first host's server makes that order. A worker's end is told by its own host to all:
+they hear of it before that host leaves, which would be a loss without it. What is known before a worker comes, it is told
 when it does.
 """
 
@@ -72,7 +73,7 @@ class FactsServer(Server):
 
     def hear_host(self, host: int, message: Any, value: Expression | None) -> None:
         match message:
-            case say.ToldToAll() if self.others.decides:
+            case say.ToldToAll(what="fact") if self.others.decides:
                 self._order(message)
             case say.ToldToAll():
                 self._hear_told(message)
@@ -88,16 +89,14 @@ class FactsServer(Server):
                 super().hear_host(host, message, value)
 
     def _publish(self, told: say.ToldToAll) -> None:
-        """What a worker of this host says. That one is through, or gone, is known here at once."""
-        if self.others.decides:
-            self._order(told)
-        else:
+        """What a worker of this host says."""
+        if told.what == "fact" and not self.others.decides:
             self.others.send(0, told)
-            if told.what != "fact":
-                self._hear_told(told)
+        else:
+            self._order(told)
 
     def _order(self, told: say.ToldToAll) -> None:
-        """At the first host: what is said here first, all hear first."""
+        """What is said here first, all hear first."""
         self.others.tell_others(told)
         self._hear_told(told)
 

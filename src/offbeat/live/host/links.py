@@ -291,6 +291,11 @@ class Links:
             )
         return found
 
+    @property
+    def owes_anybody(self) -> bool:
+        """Whether some peer is not known to have all that it was told."""
+        return any(not peer.is_lost and self.owes(name) for name, peer in self._peers.items())
+
     # The loop.
 
     def flush(self) -> None:

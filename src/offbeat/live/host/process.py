@@ -148,6 +148,7 @@ class Host:
         self._stretches: dict[str, tuple[say.Stretch, torch.Tensor]] = {}  # the same for what goes into no slot
         self._selector = selectors.DefaultSelector()
         self._had_workers = False
+        self._ends_s: float | None = None  # without workers: until when others may hear the rest
         self._onlookers = Onlookers(
             self._arena, self._adders, self._connections, self._servers, lambda: self._links, token
         )
@@ -180,9 +181,14 @@ class Host:
             self._listener.close()
 
     def _is_over(self, begun_s: float) -> bool:
+        now_s = time.monotonic()
         if any(connection.is_known for connection in self._connections) or self._leaving:
+            self._ends_s = None
             return False
-        return self._had_workers or time.monotonic() - begun_s > FIRST_S
+        if self._links is not None and self._links.owes_anybody:  # what was said last, they are to have
+            self._ends_s = now_s + LEAVE_S if self._ends_s is None else self._ends_s
+            return now_s >= self._ends_s
+        return self._had_workers or now_s - begun_s > FIRST_S
 
     def _call(self, key: selectors.SelectorKey, events: int) -> None:
         if isinstance(key.data, Connection):
@@ -201,7 +207,7 @@ class Host:
             return GPU_LOOK_S
         wakes = [wakes_s for one in self._servers.values() if (wakes_s := one.wakes_s) is not None]
         wakes += [one.dies_s for one in self._connections if one.dies_s is not None]
-        wakes += self._leaving.values()
+        wakes += [*self._leaving.values(), *([] if self._ends_s is None else [self._ends_s])]
         if self._links is not None and self._links.wakes_s is not None:
             wakes.append(self._links.wakes_s)
         if wakes:

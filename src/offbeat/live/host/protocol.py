@@ -407,7 +407,7 @@ class Shut(NamedTuple):
 class ToldToAll(NamedTuple):
     """What a worker has posted (``what`` is "fact"), its last words ("failed"), its farewell ("bye"), its end ("gone").
 
-    It goes to the first host, and from there to all.
+    A fact goes to the first host, and from there to all; the rest to all at once.
     """
 
     key: str

@@ -8,11 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from offbeat.method.effects import Channel, Got
+from offbeat.live.worker.weights_client import Meeting
+from offbeat.method.effects import Channel, Got, Ticket
 from offbeat.rounds.referee import Notice, Referee
 from offbeat.rounds.seat import Event, Outcome, Seat
+from offbeat.rounds.shared import SharedVec
 from offbeat.runs.trace import Round, Trace
-from offbeat.tensors.vector import Vec
+from offbeat.tensors.vector import Vec, wide
 from offbeat.topology.hierarchy import Nodes
 
 
@@ -108,6 +110,51 @@ class Alone:
             self._trace.rounds.append(
                 Round.among(self._nodes, version, -1 if flush else 0, shares, {0: 0.0}, time.monotonic())
             )
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+    def release(self) -> None:
+        """Nothing was heard from elsewhere."""
+
+    def abandon(self) -> None:
+        """Nobody waits."""
+
+
+class OwnWeights:
+    """Weights that nobody else averages with."""
+
+    waited_s = 0.0
+    wire_bytes = 0
+
+    def __init__(self, x: Vec, log: list[Event] | None) -> None:
+        self._shared = SharedVec(Vec([p.detach().to(wide(p.dtype)) for p in x.parts]), log)
+        self._stood: Vec | None = None
+
+    def meet(self, peer: int) -> Meeting:
+        """With itself: nothing changes."""
+        return Meeting()
+
+    def finish(self, visit: Ticket[None]) -> None:
+        """Nothing is left to be done."""
+
+    def add(self, delta: Vec) -> Vec:
+        return self._shared.add(delta)
+
+    def step_over(self) -> None:
+        """Nothing was lent."""
+
+    def retire(self, asked: Callable[[], bool], take_part: Callable[[], None]) -> Vec:
+        return self._shared.now()
+
+    def stand(self, x: Vec, all_there: Callable[[], bool]) -> None:
+        self._stood = self._shared.stand()
+        x.copy_(self._stood)
+
+    def adopt(self, x: Vec) -> None:
+        if self._stood is not None:
+            self._shared.shift(x - self._stood)
+            self._stood = None
 
     def close(self) -> None:
         """Nothing was opened."""

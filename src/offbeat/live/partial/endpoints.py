@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.carriers.island import Island
-from offbeat.live.partial.alone import Alone
+from offbeat.live.partial.alone import Alone, OwnWeights
 from offbeat.live.partial.opening import Opening
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.worker.board import Board
@@ -81,7 +81,7 @@ class Endpoints:
         self._channel: Channel | None = None
         self._client: ChannelClient | Alone | None = None
         self.step_over: Callable[[], None] | None = None  # called whenever the worker goes back to its own loop
-        self._weights: WeightsClient | None = None
+        self._weights: WeightsClient | OwnWeights | None = None
         self._bell: HostBell | None = None
         self._island = island
         self._first_round = self._wire_bytes = 0
@@ -104,11 +104,11 @@ class Endpoints:
         return 1 if self._channel is None else self._channel.per_node
 
     @property
-    def _ends(self) -> tuple[ChannelClient | Alone | None, WeightsClient | None, HostBell | None]:
+    def _ends(self) -> tuple[ChannelClient | Alone | None, WeightsClient | OwnWeights | None, HostBell | None]:
         return self._client, self._weights, self._bell
 
     @property
-    def shared_weights(self) -> WeightsClient:
+    def shared_weights(self) -> WeightsClient | OwnWeights:
         if self._weights is None:
             raise OffbeatError("the method meets a peer before it has shared its weights; await Share(me.x) first")
         return self._weights

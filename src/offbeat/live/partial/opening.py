@@ -20,7 +20,7 @@ from offbeat.live.host import protocol as say
 from offbeat.live.host.channel_server import settings_of
 from offbeat.live.host.host_sums import told
 from offbeat.live.memory.arena import Shard
-from offbeat.live.partial.alone import Alone
+from offbeat.live.partial.alone import Alone, OwnWeights
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.worker.board import Board
 from offbeat.live.worker.channel_client import ChannelClient, Rank, Twin
@@ -178,8 +178,10 @@ class Opening:
         self._transport.carriers.update(board.carriers(own.gpu))
         return replace(own, parameters=parameters)
 
-    def weights(self, effect: Share, me: Replica) -> WeightsClient:
+    def weights(self, effect: Share, me: Replica) -> WeightsClient | OwnWeights:
         """Weights that others may average with."""
+        if me.size == 1:
+            return OwnWeights(effect.x, self._log)
         own, line = self._own_place("weights", Nodes(me.size), effect.x, 0), self._transport.line
         assert line is not None
         word = line.join(own.key)
