@@ -141,7 +141,7 @@ Bytes = tuple[int, int]
 
 @scenario(4)
 def held(rank: int) -> dict[str, Bytes]:
-    """Between two steps, the bytes that a run sees beside the model: of the largest tensor, and of all that are its own.
+    """Between two steps, the bytes that a run sees beside the model: of the largest tensor, and of all its own.
 
     What lies in the arena is all islands' on the host, of which this rank sees its shard.
     """

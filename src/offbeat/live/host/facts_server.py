@@ -2,8 +2,8 @@
 
 All workers of a run hear all facts, in one order: whoever knows a fact knows everything that its author knew. Where the
 workers are on several hosts, the first host's server makes that order. A worker's end is told by its own host to all:
-they hear of it before that host leaves, which would be a loss without it. What is known before a worker comes, it is told
-when it does.
+they hear of it before that host leaves, which would be a loss without it. What is known before a worker comes, it is
+told when it does.
 """
 
 from __future__ import annotations
