@@ -1,6 +1,6 @@
 """What a round costs between hosts: two network namespaces of two ranks each, with a cable of 1 Gbit/s. Needs root.
 
-    python benchmarks/hosts.py [--json FILE] [--repeats 3] [--numbers 10000000] [--only rounds,sums,steps,frozen]
+    python benchmarks/hosts.py [--json FILE] [--repeats 3] [--numbers 10000000] [--only rounds,sums,steps,frozen,fresh]
 
 - rounds: a partial round with everybody there, and the bytes that left a host; then with a codec, over the one without.
 - sums: `allreduce`'s sum of one vector beside torch's own Gloo all-reduce.
@@ -8,6 +8,7 @@
   same loop with nobody to talk to.
 - frozen: the longest step of the others while a worker is stopped for 4 s, over the longest otherwise: on its host
   and on the other one.
+- fresh: `msync("75%")`, with all equally quick: how many gradients of each host are in time.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ RUNS: dict[str, ob.Method | None] = {
     "wagma(late=1)": ob.wagma(late=1),
 }
 AT_MOST = {"default": 1.2}
-FREEZE_S, FROZEN_STEPS = 4.0, 320
+FREEZE_S, FROZEN_STEPS, FRESH_STEPS = 4.0, 320, 200
 
 
 def _loop(rank: int, method: ob.Method | str | None, steps: int, slow_s: float) -> list[float]:
@@ -160,6 +161,32 @@ def frozen(report: Report, repeats: int) -> None:
             report.row(f"stopped for 4 s, {name}: longest step on {what}", figure, f"at most {limit_s} s", met)
 
 
+def _fresh_job(rank: int, n: int) -> int:
+    """How many gradients of this rank were taken."""
+    model: nn.Module = nn.Module()
+    model.w = w = nn.Parameter(torch.zeros(n))
+    optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=0.0), model, ob.msync("75%"))
+    together()
+    for _ in range(FRESH_STEPS):
+        time.sleep(STEP_S)
+        optimizer.zero_grad()
+        w.sum().backward()
+        optimizer.step()
+    optimizer.finish()
+    return FRESH_STEPS - len(optimizer.lost)
+
+
+def fresh(report: Report, repeats: int) -> None:
+    ratios = list[float]()
+    for _ in range(repeats):
+        with TwoHosts(GBIT_S) as cable:
+            taken = run_workers(RANKS, _fresh_job, 1000, hosts=cable)
+        ratios.append(sum(taken[RANKS // 2 :]) / sum(taken[: RANKS // 2]))
+        print(f"# gradients taken: {taken}")
+    met = 0.9 <= median(ratios) <= 1.1
+    report.row("msync(75%), gradients of the second host / the first's", spread(ratios), "0.9 to 1.1", met)
+
+
 def _measured(job: Callable[..., Any], n: int, what: str) -> tuple[float, float]:
     """Median seconds, and MB that left a host."""
     with TwoHosts(GBIT_S) as cable:
@@ -196,7 +223,7 @@ def sums(report: Report, repeats: int, n: int) -> None:
 
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--only", default="rounds,sums,steps,frozen")
+    parser.add_argument("--only", default="rounds,sums,steps,frozen,fresh")
     parser.add_argument("--numbers", type=int, default=10_000_000)
     given = parser.parse_args()
     reason = why_not()
@@ -211,6 +238,8 @@ def main() -> None:
         steps(report, given.repeats)
     if "frozen" in only:
         frozen(report, given.repeats)
+    if "fresh" in only:
+        fresh(report, given.repeats)
     report.close()
 
 

@@ -146,6 +146,24 @@ def test_a_carrier_that_does_not_exist_is_refused_in_a_sentence(monkeypatch: pyt
         hosts.wanted()
 
 
+def test_a_port_for_other_hosts_can_be_fixed_and_no_port_is_refused_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(hosts.PORT, "29600")
+    assert hosts.port() == 29_600
+    monkeypatch.setenv(hosts.PORT, "any")
+    with pytest.raises(ob.OffbeatError, match="OFFBEAT_PORT='any' is no port; use a number below 65536"):
+        hosts.port()
+
+
+def test_other_hosts_are_met_at_the_interface_that_gloo_is_told_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert hosts.address() == "127.0.0.1"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none7")
+    with pytest.raises(ob.OffbeatError, match="GLOO_SOCKET_IFNAME='none7': no interface of that name"):
+        hosts.address()
+
+
 def test_ranks_that_want_different_carriers_are_refused_on_all_of_them(told: Told) -> None:
     sentence = "the ranks differ in their OFFBEAT_CARRIER: rank 0 has (not set), rank 1 has shm; make them equal"
     assert told(at_odds) == [f"ConfigMismatch: {sentence}"] * SIZE
