@@ -77,9 +77,19 @@ class HostClient:
         if answer is not None:
             self._grants += answer.grants
             for slot, handle in answer.handles.items():
-                self._slots.memory.open(int(slot), handle)  # type: ignore[attr-defined]
+                self._open(int(slot), handle)
             self._hear(answer)
         return answer
+
+    def _open(self, slot: int, handle: str) -> None:
+        """A slot on a GPU that it has not heard of."""
+        try:
+            self._slots.memory.open(slot, handle)  # type: ignore[attr-defined]
+        except OSError as error:
+            raise OffbeatError(
+                f"this rank cannot open the host process's memory on the GPU ({error}); set OFFBEAT_CARRIER=shm on all "
+                "ranks, and vectors go through memory of the host"
+            ) from error
 
     def _hear(self, answer: Answer) -> None:
         """Whatever it is about."""
