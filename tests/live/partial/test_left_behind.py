@@ -21,7 +21,7 @@ from tests.support import forge
 from tests.support.forge import Job, Outcome, hear, said, say
 from tests.support.leftovers import Held, held, left
 from tests.support.moments import MOMENTS, at
-from tests.support.scenarios import CARRIERS, over
+from tests.support.scenarios import EVERY_CARRIER, over
 
 pytestmark = pytest.mark.live
 
@@ -108,7 +108,7 @@ READ, SPAWNED = "another reads", ", spawned"
 HERE = ("shm", "long")
 HOSTS = {"hosts": 2, "each": SIZE}  # else there is one
 KILLED = [(name, HERE[m % len(HERE)]) for m, name in enumerate(METHODS)]
-KILLED += [(name, CARRIERS[1 + m % 2]) for m, name in enumerate(METHODS)]
+KILLED += [(name, EVERY_CARRIER[1 + m % 2]) for m, name in enumerate(METHODS)]
 KILLED += [("eager", f"shm{SPAWNED}"), ("ad_psgd", f"long{SPAWNED}")]
 DYING = [
     (name, (m + k) % SIZE, where, HERE[(m + k) % len(HERE)])
