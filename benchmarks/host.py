@@ -1,9 +1,10 @@
-"""What the host process can do by itself, without workers.
+"""What the host process can do by itself, without workers, and how long it takes to start.
 
-    python benchmarks/host.py [--json FILE] [--repeats 3] [--only adders,ping] [--numbers 100000000]
+    python benchmarks/host.py [--json FILE] [--repeats 3] [--only adders,ping,start] [--numbers 100000000]
 
 - adders: gigabytes a second that are read and written when four vectors are summed, beside a plain copy by as many of
   torch's threads, which is what the memory can give.
+- start: from ``ob.attach`` until the first step is over, of 4 processes that have imported torch.
 - ping: how long the thread of the loop takes for a small message while the adders sum vectors of 2.5·10⁷ floats.
 """
 
@@ -13,8 +14,9 @@ import json
 import time
 
 import torch
-from harness import Report, arguments, median, spread
+from harness import Report, arguments, median, run_workers, spread, together
 
+import offbeat as ob
 from offbeat.live.host.adders import Adders, threads
 from offbeat.live.host.ledger import Expression, Sum, Written
 from offbeat.live.memory.arena import Arena, SlotMemory
@@ -78,9 +80,25 @@ def ping(report: Report, repeats: int) -> None:
     report.row("ping beside adders, 99th percentile", f"{spread(slowest)} ms", "at most 1 ms", median(slowest) <= 1.0)
 
 
+def _start_job(rank: int) -> float:
+    model = torch.nn.Linear(10, 10)
+    optimizer, start = torch.optim.SGD(model.parameters(), lr=0.1), together()
+    attached = ob.attach(optimizer, model, ob.eager())
+    model(torch.ones(1, 10)).sum().backward()
+    attached.step()
+    took = time.perf_counter() - start
+    attached.finish()
+    return took
+
+
+def start(report: Report, repeats: int) -> None:
+    took = [max(run_workers(4, _start_job)) for _ in range(repeats)]
+    report.row("4 processes, attach until the first step", f"{spread(took)} s", "at most 3 s", median(took) <= 3.0)
+
+
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--only", default="adders,ping")
+    parser.add_argument("--only", default="adders,ping,start")
     parser.add_argument("--numbers", type=int, default=100_000_000)
     given = parser.parse_args()
     torch.set_num_threads(threads())
@@ -90,6 +108,8 @@ def main() -> None:
         adders(report, given.repeats, given.numbers)
     if "ping" in only:
         ping(report, given.repeats)
+    if "start" in only:
+        start(report, given.repeats)
     report.close()
 
 
