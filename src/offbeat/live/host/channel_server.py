@@ -261,7 +261,7 @@ class ChannelServer(MeetingServer):
                 self._looked_s = time.monotonic()
                 self._begin(self._is_here(worker), worker)
                 self._tell(worker, Notice(Say[message.what], message.position, message.base, message.next_base))
-                if message.what == Say.BACK.name:
+                if Say[message.what] is Say.BACK:
                     self.others.send(host, say.StartedWith(self.key, worker, self._referees.started_with(worker)))
                 self._end_of_message()
             case say.Go():
