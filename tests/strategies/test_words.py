@@ -145,5 +145,5 @@ def test_a_record_of_before_is_refused_with_the_way_out(tmp_path: Path) -> None:
     simulated(ob.eager(), record=tmp_path)
     for file in tmp_path.glob("*.json"):
         file.write_text(json.dumps({**json.loads(file.read_text()), "format": 1}))
-    with pytest.raises(ValueError, match="has format 1, .* replay it with the version that wrote it"):
+    with pytest.raises(ValueError, match=r"has format 1, .* replay it with the version that wrote it"):
         ob.replay(tmp_path, TASK)
