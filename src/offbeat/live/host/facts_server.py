@@ -21,6 +21,7 @@ from offbeat.live.host.server import Counterparts, Server
 from offbeat.live.memory.arena import Arena
 from offbeat.rounds.bell import Rope
 
+LOSSES = ("failed", "gone")
 ANSWER_S = 1.0  # for other hosts to say what their workers are doing
 
 
@@ -46,6 +47,7 @@ class FactsServer(Server):
         self._sends: dict[int, Send] = {}
         self._lost: list[Any] = []  # what is said of those who have failed, or are gone
         self._ended: set[int] = set()  # of whom no more is to be said
+        self._first_loss: say.ToldToAll | None = None
         self._questions: list[Question] = []
 
     def open(self, message: say.OpenChannel, send: Send) -> None:
@@ -96,7 +98,13 @@ class FactsServer(Server):
             self._order(told)
 
     def _order(self, told: say.ToldToAll) -> None:
-        """What is said here first, all hear first."""
+        """What is said here first, all hear first.
+
+        With a loss goes the first one that was heard of: a worker may end because another has, and whoever is told of
+        both by different hosts is to hear of that one first.
+        """
+        if told.what in LOSSES and self._first_loss is not None:
+            self.others.tell_others(self._first_loss)
         self.others.tell_others(told)
         self._hear_told(told)
 
@@ -107,6 +115,8 @@ class FactsServer(Server):
             self._tell(say.Fact(self.key, told.name, told.value), but=worker)
         elif worker not in self._ended:
             self._ended.add(worker)
+            if told.what in LOSSES and self._first_loss is None:
+                self._first_loss = told
             if told.what == "failed":
                 self._miss(say.Failed(self.key, worker, told.value), worker)
             elif told.what == "gone":
