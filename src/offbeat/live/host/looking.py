@@ -19,7 +19,7 @@ from pathlib import Path
 
 from offbeat.live.host.onlookers import FILE, PROCESS, state_of
 from offbeat.live.host.protocol import LONGEST, Inbox, Look, Seen, packed
-from offbeat.live.host.status import JobStatus, OtherHost, State, of_one, rebuilt
+from offbeat.live.host.status import JobStatus, State, of_one, rebuilt
 from offbeat.live.transport import elsewhere
 from offbeat.live.transport.errors import OffbeatError
 
@@ -47,11 +47,6 @@ class RunningJob:
             time.sleep(AGAIN_S)
             status = ask(self.socket, self.token, self.pid)
         return status
-
-
-def _is_owed(other: OtherHost) -> bool:
-    """Whether it answers, and what it says of its workers will come, or come anew."""
-    return other.answers and (other.told_ago_s is None or other.told_ago_s > HOSTS_S)
 
 
 def jobs() -> list[RunningJob]:

@@ -37,19 +37,13 @@ Work = OurWork | Gloos
 class Waiter:
     """Waits for works; counts the seconds spent.
 
-    ``t`` is the step this worker takes with data (those without need to know it), or −1. ``bears``: where others may
-    train for as long as they like, patience ends only with those who do not even answer.
+    ``t`` is the step this worker takes with data (those without need to know it), or −1.
     """
 
-    def __init__(self, board: Board, patience_s: float, bears: bool = False) -> None:
-        self._board, self.patience_s, self._bears = board, patience_s, bears
-        self._given_up = False
+    def __init__(self, board: Board, patience_s: float) -> None:
+        self._board, self.patience_s = board, patience_s
         self.waited_s = 0.0
         self.t = -1
-
-    def give_up(self) -> None:
-        """The run is given up here: a wait that still goes on ends soon, with an error that nobody will read."""
-        self._given_up = True
 
     def wait(self, works: Iterable[Work], what: str) -> None:
         """Until all are done."""
@@ -62,28 +56,29 @@ class Waiter:
                 while not self._done(work, slice_, what):
                     slice_ = SLICE
                     try:
-                        since = self._look(since, what, self._bears)
+                        since = self._look(since, what)
                     except PeerFailed:
                         self._let_end(work)
                         raise
         self.waited_s += time.monotonic() - start
 
     def until(self, ready: Callable[[], bool], what: str, bears: bool = False) -> None:
-        """Until the board says so."""
+        """Until the board says so.
+
+        ``bears``: others may train for as long as they like, and patience ends only with those who do not even answer.
+        """
         start = since = time.monotonic()
         with self._board.waits_for(what):
             while not ready():
-                since = self._look(since, what, bears or self._bears)
+                since = self._look(since, what, bears)
                 self._board.pause(FIRST_SLICE.total_seconds(), ready)
         self.waited_s += time.monotonic() - start
 
-    def _look(self, since_s: float, what: str, bears: bool) -> float:
+    def _look(self, since_s: float, what: str, bears: bool = False) -> float:
         """Look up from a wait. Answers since when patience is counted."""
         self._board.check(what)
         if self.t >= 0 and self._board.look_for_done():
             self._board.reach(self.t)
-        if self._given_up:
-            raise PeerFailed(f"gave up waiting for {what}")
         if bears:
             return self._board.bear_with(since_s, self.patience_s, what)
         if time.monotonic() - since_s > self.patience_s:
