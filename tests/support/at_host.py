@@ -915,8 +915,9 @@ class Table:
         """Whether time brings something; where the host process only looks where everybody is, it has found that."""
         if self.server is None or self.server.wakes_s is None:
             return False
-        referee = getattr(self.server, "_referee", None)
-        return not (self.has_looked and referee is not None and referee.deadline_s is None)
+        referee, due = getattr(self.server, "_referee", None), getattr(self.server, "_due", ())
+        knows = any(block.begins_s is not None for block in due)
+        return knows or not (self.has_looked and referee is not None and referee.deadline_s is None)
 
     def add(self) -> None:
         self.adders.work()
@@ -961,7 +962,8 @@ class Table:
     def _open(self, worker: Worker, message: say.OpenChannel) -> None:
         if self.server is None:
             plan, size = message.plan, self._play.size
-            others = Counterparts(KEY, plan["homes"], size, self.name, self._carry)
+            trip_s = self._play.trip_s
+            others = Counterparts(KEY, plan["homes"], size, self.name, self._carry, trip_s=lambda host: trip_s)
             if plan["what"] == "weights":
                 self.server = WeightsServer(KEY, plan, others, self.books)
             else:
@@ -1026,6 +1028,7 @@ class Play:
         self.case, self.seed, self.size, self._chooser = case, seed, case.size, chooser
         self.whom = everyone(case.size) if case.whom is None else case.whom
         self.now_s, self.is_prompt = 0.0, chooser.prompt
+        self.trip_s = seed % 3 * 0.001  # to another host, as far as it is known
         self.facts: dict[object, dict[int, Any]] = {}
         self.posted = self._happened = self._came = self.all_came_at = 0
         draw = chooser.draw

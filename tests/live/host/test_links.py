@@ -15,6 +15,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -401,7 +402,7 @@ def test_a_peer_that_is_stalled_delays_no_other(loop: Loop) -> None:
 
 
 def frame(kind: int, length: int, number: int = 0, heard: int = 0, body: bytes = b"") -> bytes:
-    return links._FRAME.pack(kind, length, number, heard, 0) + body
+    return links._FRAME.pack(kind, length, number, heard, 0, 0.0) + body
 
 
 POSTED = packed(Post("b", "planted", ""))
@@ -476,8 +477,8 @@ def hello(body: bytes, kind: type[Any] = Knock, length: int | None = None) -> by
 STAYS = {
     "silence": b"",
     "one byte": b"\x20",
-    "half a knock": packed(Knock(1, "b", "a", "", ""))[:-3],
-    "a knock and no proof": packed(Knock(1, "b", "a", "", "")),
+    "half a knock": packed(Knock(links.VERSION, "b", "a", "", ""))[:-3],
+    "a knock and no proof": packed(Knock(links.VERSION, "b", "a", "", "")),
 }
 CLOSED = {
     "garbage": random.Random(0).randbytes(5000),
@@ -488,15 +489,15 @@ CLOSED = {
     "deep JSON": hello(b"[" * LONGEST_HELLO),
     "fewer values": hello(json.dumps([1, "b"]).encode()),
     "another version": packed(Knock(99, "b", "a", "", "")),
-    "a knock at another's door": packed(Knock(1, "b", "c", "", "")),
-    "the name of one who does not dial": packed(Knock(1, "A", "a", "", "")),
-    "its own name": packed(Knock(1, "a", "a", "", "")),
-    "a long name": packed(Knock(1, "b" * 300, "a", "", "")),
+    "a knock at another's door": packed(Knock(links.VERSION, "b", "c", "", "")),
+    "the name of one who does not dial": packed(Knock(links.VERSION, "A", "a", "", "")),
+    "its own name": packed(Knock(links.VERSION, "a", "a", "", "")),
+    "a long name": packed(Knock(links.VERSION, "b" * 300, "a", "", "")),
     "a worker's message": packed(Release("1/eager", 0, 0)),
     "a proof before a knock": packed(Proof("", 0, 0, -1)),
-    "a proof that is none": packed(Knock(1, "b", "a", "", "")) + packed(Proof("0" * 64, 0, 0, -1)),
-    "a proof in other letters": packed(Knock(1, "b", "a", "", "")) + hello(b'["\\ud800",0,0,-1]', Proof),
-    "a message in place of a proof": packed(Knock(1, "b", "a", "", "")) + packed(Post("b", "x", "")),
+    "a proof that is none": packed(Knock(links.VERSION, "b", "a", "", "")) + packed(Proof("0" * 64, 0, 0, -1)),
+    "a proof in other letters": packed(Knock(links.VERSION, "b", "a", "", "")) + hello(b'["\\ud800",0,0,-1]', Proof),
+    "a message in place of a proof": packed(Knock(links.VERSION, "b", "a", "", "")) + packed(Post("b", "x", "")),
 }
 
 
@@ -617,3 +618,28 @@ def test_what_cannot_be_is_refused_in_a_sentence(loop: Loop) -> None:
         a.links.listen("127.0.0.2")
     with pytest.raises(ValueError, match="secret is empty"):
         Links("x", b"", loop.selector, a._hear, a._room, a._lost)
+
+
+@pytest.mark.parametrize("thinks_s", [0.0, 0.007], ids=["answers at once", "thinks before it answers"])
+def test_each_knows_how_long_a_message_takes_to_the_other(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, thinks_s: float
+) -> None:
+    now_s, way_s = [1000.0], 0.002
+    monkeypatch.setattr(links, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    a, b, cable = by_cable(loop)
+    greeted(loop, a, b)
+    assert a.links.trip_s("b") == 0.0, "nothing has been said yet"
+    pass_on = cable._pass
+
+    def slowly(end: socket.socket) -> None:
+        now_s[0] += way_s
+        pass_on(end)
+
+    monkeypatch.setattr(cable, "_pass", slowly)
+    for k in range(4):
+        a.links.send("b", a.said(f"question {k}"))
+        loop.until(lambda k=k: f"question {k}" in b.names("a"))  # type: ignore[misc]
+        now_s[0] += thinks_s
+        b.links.send("a", b.said(f"answer {k}"))
+        loop.until(lambda k=k: f"answer {k}" in a.names("b"))  # type: ignore[misc]
+    assert a.links.trip_s("b") == pytest.approx(way_s)

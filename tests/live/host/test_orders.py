@@ -17,6 +17,8 @@ from offbeat.rounds.rules import CatchUp, Rules
 from offbeat.topology import groups
 from tests.support.at_host import (
     Case,
+    Drawn,
+    Option,
     Play,
     all_orders,
     every_gradient_is_applied_once_by_all,
@@ -87,6 +89,35 @@ def test_every_gradient_is_in_one_sum_and_all_workers_apply_the_same(name: str, 
     also = "at" if rules.absent == "drop" else "aot"
     for seed in SEEDS:
         check(play(Case(rules, programs(seed, 3, also=also), is_long=bool(seed % 2), late_gpu=late_gpu), seed))
+
+
+@pytest.mark.parametrize("homes", [(0, 0, 1), (0, 1, 0), (0, 1, 1), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("name", [*GRADIENTS, *KINDS])
+def test_workers_of_several_hosts_lose_nothing_either_however_long_news_takes(
+    name: str, homes: tuple[int, ...]
+) -> None:
+    rules = GRADIENTS[name] if name in GRADIENTS else KINDS[name]
+    for seed in SEEDS[:3]:  # each with another trip
+        told = programs(seed, 3, also="a" if rules is None else "at")
+        check(play(Case(rules, told, whom(rules, 3), is_long=bool(seed % 2), homes=homes), seed))
+
+
+class TimeStandsStill(Drawn):
+    """While anything else can happen."""
+
+    def choose(self, options: list[Option]) -> int:
+        others = [k for k, one in enumerate(options) if one.do.__name__ != "wake"]
+        return self.draw.choice(others or range(len(options)))
+
+
+@pytest.mark.parametrize("trip_s", [0.0, 0.001])
+def test_what_the_first_host_hears_while_news_of_a_round_travels_is_in_the_round(trip_s: float) -> None:
+    for seed in SEEDS:
+        one = Play(Case(Rules(waiting.first, "carry"), ("s", "s", "s"), homes=(0, 0, 1)), TimeStandsStill(seed), seed)
+        one.trip_s = trip_s
+        one.run()
+        check(one)
+        assert all(worker.log[0] == ("offer", 0) for worker in one.workers[:2]) == (trip_s > 0.0)
 
 
 @LATE_GPU

@@ -12,6 +12,7 @@ import pytest
 from offbeat.live.host import books, channel_server, ledger, process, weights_server
 from offbeat.live.host import protocol as say
 from offbeat.live.host.ledger import Expression, Sum
+from offbeat.live.host.server import Counterparts
 from offbeat.live.worker.channel_client import ChannelClient
 from offbeat.rounds import waiting
 from offbeat.rounds.rules import Rules
@@ -37,6 +38,10 @@ CASES = {
     "shared weights": Case(Rules(waiting.first, "shared", late=1), STEPS, groups(3, 2)),
     "as they come": Case(Rules(waiting.first, "shared", good_for=math.inf, pool=2), STEPS),
     "pairs": Case(None, ("sssassa", "ssss", "ss")),
+    "hosts": Case(Rules(waiting.first, "carry"), STEPS, homes=(0, 1, 0)),
+    "weights of hosts": Case(Rules(waiting.first, "last"), STEPS, groups(3, 2), homes=(0, 1, 1)),
+    "three hosts": Case(Rules(waiting.first, "carry"), STEPS, homes=(0, 1, 2)),
+    "pairs of hosts": Case(None, ("sssassa", "ssss", "ss"), homes=(0, 1, 0)),
     "replicas": Case(Rules(waiting.first, "carry", spares=True), ("s" * 30, "s" * 30, "sss"), paces=(60, 40, 1)),
 }
 SEEDS = range(40)
@@ -193,6 +198,41 @@ def a_meeting_that_changes_one_of_two(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(weights_server.WeightsServer, "_meet", meet)
 
 
+def what_another_host_says_is_lost(patch: pytest.MonkeyPatch) -> None:
+    hear, heard = channel_server.ChannelServer.hear_host, [0]
+
+    def hears(self: Any, host: int, message: Any, value: Any) -> None:
+        heard[0] += isinstance(message, say.BlockPart)
+        if not isinstance(message, say.BlockPart) or heard[0] % 5:
+            hear(self, host, message, value)
+
+    patch.setattr(channel_server.ChannelServer, "hear_host", hears)
+
+
+def parts_that_belong_to_whatever_round(patch: pytest.MonkeyPatch) -> None:
+    """By the order in which they come, and not by what they say."""
+    hear = channel_server.ChannelServer._hear_part
+
+    def hears(self: Any, name: tuple[int, int], host: int, part: Any) -> None:
+        hear(self, next(iter(self._under_way), name), host, part)
+
+    patch.setattr(channel_server.ChannelServer, "_hear_part", hears)
+
+
+def a_room_that_is_free(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(channel_server.ChannelServer, "room", lambda self, nbytes: self._books.slots.take())
+
+
+def a_host_that_adds_itself_alone(patch: pytest.MonkeyPatch) -> None:
+    """It does not wait for the others' parts."""
+    patch.setattr(channel_server.Block, "is_whole", property(lambda self: bool(self.parts)))
+
+
+def without_parts(self: Any) -> list[Expression]:
+    """What lies at a channel, but for what other hosts have sent."""
+    return [value for seat in self._seats.values() for value in seat.values]
+
+
 def always(owner: Any, name: str, value: Any) -> Plant:
     return lambda patch: patch.setattr(owner, name, value, raising=False)
 
@@ -249,6 +289,16 @@ FAULTS: dict[str, tuple[Plant, str, str]] = {
         "gradients of a late GPU",
         "heard before it has written",
     ),
+    "what waits to go to another host is no root": (always(Counterparts, "roots", ()), "hosts", OVERWRITTEN),
+    "what another host has sent is no root": (
+        always(channel_server.ChannelServer, "values", without_parts),
+        "hosts",
+        OVERWRITTEN,
+    ),
+    "a slot for what comes from another host is free": (a_room_that_is_free, "hosts", OVERWRITTEN),
+    "what another host says is lost": (what_another_host_says_is_lost, "hosts", STUCK),
+    "a part counts for whatever round": (parts_that_belong_to_whatever_round, "three hosts", STUCK),
+    "a host does not wait for the others": (a_host_that_adds_itself_alone, "hosts", "KeyError|apply the same"),
     "a total is divided twice": (a_total_that_is_divided_twice, "last weights", "came to"),
     "an order to the adders is lost": (an_order_that_is_lost, "gradients", STUCK),
     "a message is lost": (a_message_that_is_lost, "gradients", STUCK),

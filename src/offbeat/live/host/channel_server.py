@@ -41,6 +41,7 @@ VECTORS = 6  # at most, that a replica consists of: the weights, and what an opt
 ASK_S = 0.02  # a round that has been waited for so long looks where everybody is,
 LOOK_S = 0.005  # and from then on every so often
 AGAIN_S = 1.0  # other hosts that have not answered are asked anew
+MOST_TRIP_S = 0.005  # that a round waits for news of it to be everywhere
 NOBODY = -1  # has started a round that waited for more
 
 
@@ -92,7 +93,8 @@ class HostPart(NamedTuple):
 class Block:
     """A block of a round that has started: what its members at this host give, and what the other hosts say of theirs.
 
-    ``hosts``: those with members, in the order of their first ones.
+    ``hosts``: those with members, in the order of their first ones. ``begins_s``: when news of
+    the round is everywhere, and not before.
     """
 
     version: int
@@ -101,6 +103,7 @@ class Block:
     hosts: list[int]
     started_by: int
     flush: bool
+    begins_s: float | None = None
     given: dict[int, Given] = field(default_factory=dict)
     parts: dict[int, HostPart] = field(default_factory=dict)
 
@@ -509,7 +512,8 @@ class ChannelServer(MeetingServer):
         waiting = set[int]()
         for block in self._due:
             seats = [self._clients[r].seat for r in block.here]
-            if waiting.isdisjoint(block.here) and all(seat.is_next(block.version) for seat in seats):
+            is_next = waiting.isdisjoint(block.here) and all(seat.is_next(block.version) for seat in seats)
+            if is_next and block.begins_s is None:
                 return block
             waiting.update(block.here)
         return None
@@ -530,7 +534,11 @@ class ChannelServer(MeetingServer):
         home_of = self.others.home_of
         here = [r for r in ranks if home_of[r] == self.others.me]
         hosts = list(dict.fromkeys(home_of[r] for r in ranks))
-        return Block(go.version, ranks, here, hosts, go.started_by, go.flush)
+        block = Block(go.version, ranks, here, hosts, go.started_by, go.flush)
+        trip_s = self.others.trip_s(hosts) if self.others.decides and not go.flush else 0.0
+        if trip_s > 0.0:  # here the round is news at once, and the deposits of all hosts are to be fresh alike
+            block.begins_s = time.monotonic() + min(trip_s, MOST_TRIP_S)
+        return block
 
     def _snapshot(self, block: Block) -> None:
         """Take what the members here give, and tell the other hosts."""
@@ -624,25 +632,28 @@ class ChannelServer(MeetingServer):
     # Those who are elsewhere: in a collective of the script's own, or in another optimiser's channel.
 
     @property
-    def _looks(self) -> bool:
-        """Whether somebody waits who may wait for one that is elsewhere."""
-        return self._referee is not None and (self._referee.waits or self._referee.holds)
+    def _looks_s(self) -> float | None:
+        """When it is looked where everybody is: if somebody waits who may wait for one that is elsewhere."""
+        if self._referee is None or not (self._referee.waits or self._referee.holds):
+            return None
+        return self._looked_s + (ASK_S if self._watched is None else LOOK_S if not self._asks else AGAIN_S)
 
     @property
     def wakes_s(self) -> float | None:  # type: ignore[override]
         if self._referee is None:
             return None
-        found = self._referee.deadline_s
-        if self._looks:
-            look_s = self._looked_s + (ASK_S if self._watched is None else LOOK_S if not self._asks else AGAIN_S)
-            found = look_s if found is None else min(found, look_s)
-        return found
+        moments = [self._referee.deadline_s, self._looks_s, *(block.begins_s for block in self._due)]
+        return min((moment for moment in moments if moment is not None), default=None)
 
     def silence(self, now_s: float) -> None:
         referee = self._referees
+        for block in self._due:
+            if block.begins_s is not None and now_s >= block.begins_s:
+                block.begins_s = None
+        self._go_on()
         if referee.deadline_s is not None and now_s >= referee.deadline_s:
             self._begin(referee.tick(now_s), NOBODY)
-        elif self._looks:
+        elif self._looks_s is not None and now_s >= self._looks_s:
             self._looked_s = now_s
             if self._watched is None:
                 self._watched = referee.started

@@ -13,9 +13,10 @@ that does not succeed for ``REDIAL_S`` is the peer lost, and for good: a later p
 a vector come in the order in which they were sent, and messages with one do; a message of the one sort may be heard
 before an earlier one of the other.
 
-On the line each frame has a head: its kind, the length of what follows, its number, and how many messages and vectors
-the sender has heard. What follows is a message as in protocol.py, or a chunk, which is received straight into the
-memory it is meant for.
+On the line each frame has a head: its kind, the length of what follows, its number, how many messages and vectors the
+sender has heard, and how long ago the last of these messages came. So every answer measures the trip, in both
+directions, without two clocks to compare. What follows the head is a message as in protocol.py, or a chunk, which is
+received straight into the memory it is meant for.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import os
 import secrets
 import selectors
 import socket
+import statistics
 import struct
 import time
 from collections import deque
@@ -39,7 +41,7 @@ from typing import Any, NamedTuple
 
 from offbeat.live.host.protocol import HEAD, KINDS, LONGEST, LONGEST_HELLO, Challenge, Inbox, Knock, Proof, packed
 
-VERSION = 1  # of all that is said here
+VERSION = 2  # of all that is said here
 CHUNK_BYTES = 1 << 20  # of a vector, between which messages pass
 TURN_BYTES = 1 << 21  # that a connection sends, and receives, in a turn of the loop
 UNSENT_BYTES = 1 << 19  # in the kernel, ahead of a message that comes next
@@ -56,8 +58,9 @@ PAUSES_S = (0.05, 1.0)  # between two tries, at first and at most
 SILENT_S = 20.0  # without a sign of the other's kernel, or with a full buffer there: the connection is broken
 HEARD_S = 0.01  # until a message is acknowledged, if there is nothing to say to the peer
 HEARD_MESSAGES = 32  # that are acknowledged at once
+TRIPS = 15  # the last ones, whose median counts
 
-_FRAME = struct.Struct("<BIQQQ")  # kind, length, number, messages heard, vectors heard
+_FRAME = struct.Struct("<BIQQQd")  # kind, length, number, messages heard, vectors heard, seconds since the last message
 _NBYTES = struct.Struct("<Q")
 _MESSAGE, _VECTOR, _CHUNK, _HEARD, _BYE = range(5)
 _LOST = (-1, -1, -1)  # what has been heard of a peer that was lost
@@ -72,13 +75,15 @@ class _Nonsense(Exception):
 
 
 class _Letter:
-    """A message to a peer. ``at``: how much of its vector has been given to the connection; −1: not even its head."""
+    """A message to a peer. ``at``: how much of its vector has been given to the connection; −1: not even its head.
+    ``sent_s``: when it was given to the connection.
+    """
 
-    __slots__ = ("acknowledged", "at", "message", "nbytes", "vector")
+    __slots__ = ("acknowledged", "at", "message", "nbytes", "sent_s", "vector")
 
     def __init__(self, message: bytes, vector: list[memoryview], acknowledged: Callable[[], None] | None) -> None:
         self.message, self.vector, self.acknowledged = message, vector, acknowledged
-        self.nbytes, self.at = sum(map(len, vector)), -1
+        self.nbytes, self.at, self.sent_s = sum(map(len, vector)), -1, 0.0
 
 
 class _Stream:
@@ -140,6 +145,8 @@ class _Peer:
         self.line: _Line | None = None  # proved, or dialled
         self.messages, self.vectors = _Stream(), _Stream()
         self.heard_messages, self.heard_vectors = 0, 0
+        self.came_s = 0.0  # when the last message did
+        self.trips_s = deque[float](maxlen=TRIPS)  # there and back
         self.told = (0, 0)  # what the peer knows of that
         self.tell_s: float | None = None  # when it is to know
         self.coming: _Coming | None = None
@@ -270,6 +277,11 @@ class Links:
         """How many messages the peer is not known to have."""
         one = self._peers.get(peer)
         return 0 if one is None else sum(len(s.waiting) + len(s.sent) for s in (one.messages, one.vectors))
+
+    def trip_s(self, peer: str) -> float:
+        """How long a message takes until the peer has read it, as far as it is known."""
+        one = self._peers.get(peer)
+        return statistics.median(one.trips_s) / 2 if one is not None and one.trips_s else 0.0
 
     def peers(self) -> list[PeerState]:
         """How everybody is connected."""
@@ -559,8 +571,12 @@ class Links:
             peer.vectors.waiting[0].at = state.at
         self._write(line)
 
-    def _acknowledge(self, peer: _Peer, messages: int, vectors: int) -> None:
-        for letter in (*peer.messages.heard(messages), *peer.vectors.heard(vectors)):
+    def _acknowledge(self, peer: _Peer, messages: int, vectors: int, ago_s: float | None = None) -> None:
+        """The peer has so many; the last message came to it ``ago_s`` before it said so."""
+        new = peer.messages.heard(messages)
+        if new and ago_s is not None:
+            peer.trips_s.append(max(0.0, time.monotonic() - new[-1].sent_s - ago_s))
+        for letter in (*new, *peer.vectors.heard(vectors)):
             if letter.acknowledged is not None:
                 letter.acknowledged()
 
@@ -616,7 +632,7 @@ class Links:
             return True
         if len(heard) < _FRAME.size:
             return False
-        kind, length, number, messages, vectors = _FRAME.unpack_from(heard)
+        kind, length, number, messages, vectors, ago_s = _FRAME.unpack_from(heard)
         _check_frame(peer, kind, length, number)
         if kind == _CHUNK:
             line.chunk = length
@@ -626,12 +642,13 @@ class Links:
         body = bytes(heard[_FRAME.size : end])
         del heard[:end]
         with contextlib.suppress(_Nonsense) if kind == _BYE else contextlib.nullcontext():
-            self._acknowledge(peer, messages, vectors)
+            self._acknowledge(peer, messages, vectors, ago_s)
         if not line.is_open:
             return False
         if kind == _MESSAGE:
             message = _unpacked(line.inbox, body)
             peer.heard_messages += 1
+            peer.came_s = time.monotonic()
             if peer.heard_messages - peer.told[0] >= HEARD_MESSAGES:
                 peer.tell_s = 0.0
             elif peer.tell_s is None:
@@ -678,10 +695,12 @@ class Links:
 
     def _fill(self, line: _Line, peer: _Peer) -> bool:
         """What is said next: messages and a chunk; without those, what was heard. Whether there is something."""
-        frames, size, heard = list[bytes](), 0, peer.has_heard
+        now_s = time.monotonic()
+        frames, size, heard = list[bytes](), 0, (*peer.has_heard, now_s - peer.came_s)
         messages, vectors = peer.messages, peer.vectors
         while messages.waiting and size < CHUNK_BYTES:
             frames.append(_frame(_MESSAGE, messages.waiting[0].message, messages.number, heard))
+            messages.waiting[0].sent_s = now_s
             messages.sent.append(messages.waiting.popleft())
             size += len(frames[-1])
         chunk: Iterable[memoryview] = ()
@@ -696,10 +715,10 @@ class Links:
             letter.at += length
             if letter.at == letter.nbytes:
                 vectors.sent.append(vectors.waiting.popleft())
-        if not frames and peer.tell_s is not None and peer.tell_s <= time.monotonic():
+        if not frames and peer.tell_s is not None and peer.tell_s <= now_s:
             frames.append(_frame(_HEARD, b"", 0, heard))
         if frames:
-            peer.told, peer.tell_s = heard, None
+            peer.told, peer.tell_s = peer.has_heard, None
             line.out.append(memoryview(b"".join(frames)))
             line.out.extend(chunk)
         return bool(frames)
@@ -720,7 +739,7 @@ class Links:
             with contextlib.suppress(OSError):
                 while line.out or (peer.messages.waiting and self._fill(line, peer)):
                     _send(line)
-                line.out.append(memoryview(_frame(_BYE, words.encode()[:_LONGEST_BYE], 0, peer.has_heard)))
+                line.out.append(memoryview(_frame(_BYE, words.encode()[:_LONGEST_BYE], 0, (*peer.has_heard, 0.0))))
                 self._say_bye(line)
         if line is not None:
             self._drop(line)
@@ -779,7 +798,7 @@ def _cut(parts: Sequence[memoryview], at: int, length: int) -> list[memoryview]:
     return cut
 
 
-def _frame(kind: int, body: bytes, number: int = 0, heard: tuple[int, int] = (0, 0)) -> bytes:
+def _frame(kind: int, body: bytes, number: int = 0, heard: tuple[int, int, float] = (0, 0, 0.0)) -> bytes:
     return _FRAME.pack(kind, len(body), number, *heard) + body
 
 

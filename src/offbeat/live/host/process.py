@@ -398,7 +398,7 @@ class Host:
 
     def _server(self, key: str, plan: dict[str, Any]) -> Server:
         of = int(plan.get("of", 1))
-        others = Counterparts(key, plan["homes"], int(plan["size"]), self._name, self._carry, of)
+        others = Counterparts(key, plan["homes"], int(plan["size"]), self._name, self._carry, of, self._trip_s)
         if plan["what"] == "facts":
             return FactsServer(key, plan, others, self._doing)
         if plan["what"] == "bell":
@@ -444,6 +444,9 @@ class Host:
     def _carry(self, host: str, message: Any, vector: Sequence[memoryview], there: Callable[[], None] | None) -> None:
         assert self._links is not None, "a run of several hosts has told where they are"
         self._links.send(host, message, vector, there)
+
+    def _trip_s(self, host: str) -> float:
+        return 0.0 if self._links is None else self._links.trip_s(host)
 
     def _tell_others(self, key: str) -> None:
         """This host's server for a channel is there: which others are already, and that they may speak to it."""

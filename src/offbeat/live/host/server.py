@@ -11,7 +11,7 @@ message says which exchange, round or visit it belongs to, and nothing is known 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -55,11 +55,21 @@ class Counterparts:
 
     ``homes``: the name of each rank's host; none are named where all are on this one. Hosts are numbered in the order
     of their first ranks. ``of``: so many ranks, one after the other and on one host, are a worker. ``carry`` takes a
-    message to another host, with the memory of its vector, and calls when it is there.
+    message to another host, with the memory of its vector, and calls when it is there; ``trip_s``: how long a message
+    takes to a host.
     """
 
-    def __init__(self, key: str, homes: Sequence[str], size: int, me: str, carry: Carry, of: int = 1) -> None:
-        self._key, self._carry = key, carry
+    def __init__(
+        self,
+        key: str,
+        homes: Sequence[str],
+        size: int,
+        me: str,
+        carry: Carry,
+        of: int = 1,
+        trip_s: Callable[[str], float] = lambda host: 0.0,
+    ) -> None:
+        self._key, self._carry, self._trip_s = key, carry, trip_s
         self.hosts = tuple(dict.fromkeys(homes)) or (me,)
         self.me = self.hosts.index(me)
         numbers = [self.hosts.index(home) for home in homes] or [0] * size
@@ -84,6 +94,10 @@ class Counterparts:
     def tell_others(self, message: Any) -> None:
         for host in self.others:
             self.send(host, message)
+
+    def trip_s(self, hosts: Iterable[int]) -> float:
+        """How long a message takes until all of these have it."""
+        return max((self._trip_s(self.hosts[host]) for host in hosts if host != self.me), default=0.0)
 
     def opened(self, host: str) -> None:
         """A counterpart can be spoken to."""
