@@ -363,6 +363,9 @@ class AtSlots:
     def due(self) -> int:
         return self.stream.due()
 
+    def released(self) -> None:
+        """No copy of it is kept."""
+
     def close(self) -> None:
         """Nothing is kept open."""
 

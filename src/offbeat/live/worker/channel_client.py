@@ -352,6 +352,7 @@ class ChannelClient(HostClient):
         if self._is_long and self._unread:
             self._unread = 0
             self.send(say.Release(self.key, self._answered, self._slots.due()))
+            self._slots.released()
 
     def finished(self, x: Vec | None) -> None:
         """No data left: never counts again; ``x`` answers for me from now on."""

@@ -165,6 +165,7 @@ class ExchangeClient(HostClient):
     def release(self) -> None:
         """What was read is free for others at once."""
         self.send(say.Release(self.key, self._answered, self._slots.due()))
+        self._slots.released()
 
     def close(self) -> None:
         self.hang_up()

@@ -90,6 +90,9 @@ class OnHost:
         """The number of what has been asked for so far; 0: it is done."""
         return 0
 
+    def released(self) -> None:
+        """What this worker has brought may be overwritten."""
+
     def close(self) -> None:
         self.memory.forget()
 
@@ -283,6 +286,10 @@ class ThroughHost(OnHost):
             its_stream.wait_stream(torch.cuda.current_stream(other))
             stream.wait_stream(its_stream)
         return self._words.write(stream)
+
+    def released(self) -> None:
+        """The slot that is in the stage may become another's: it is read where it lies from now on."""
+        self._staged = None
 
     def close(self) -> None:
         for device in self._down:
