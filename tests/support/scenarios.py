@@ -59,13 +59,16 @@ CARRIERS = EVERY_CARRIER if os.environ.get("OFFBEAT_STRESS") == "full" else ("sh
 
 def over(rank: int, carrier: str, function: Callable[..., T], *args: Any) -> T:
     """Call ``function`` where vectors go this way; ``"hosts"``: as if every two ranks had a host of their own, and
-    ``"each"`` as if each had; ``"long"``: through the host process, as if vectors were long."""
+    ``"each"`` as if each had; ``"long"``: through the host process, as if vectors were long; ``"peers"``: as if each
+    rank had a GPU that reads the others' memory, and ``"apart"``: one that does not."""
     with pytest.MonkeyPatch.context() as patch:
         if carrier in ("hosts", "each"):
             patch.setenv("OFFBEAT_HOST", f"host {rank // 2 if carrier == 'hosts' else rank}")
         elif carrier == "long":
             patch.setattr("offbeat.live.worker.channel_client.LONG_BYTES", 0)
             patch.setattr("offbeat.live.worker.weights_client.LONG_BYTES", 0)
+        elif carrier in ("peers", "apart"):
+            patch.setenv("OFFBEAT_GPUS", "each" if carrier == "apart" else carrier)
         else:
             patch.setenv("OFFBEAT_CARRIER", carrier)
         return function(rank, *args)
