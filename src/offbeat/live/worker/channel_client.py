@@ -244,6 +244,7 @@ class ChannelClient(HostClient):
         shared = self._channel.rules.absent == "shared"
         newest = [one for one in told if one.given][-1:] if shared else told  # the newest knows nothing of this step
         taken = self._gots(newest, plus=None if not shared else self._mine if slot < 0 else slot)
+        self._slots.fetch(())  # what came and was overtaken: its slot may hold something else when it is told of again
         count = sum(len(one.given) for one in told)
         self._listens = self._waits = True
         self._submitted_s = time.monotonic()
@@ -346,6 +347,7 @@ class ChannelClient(HostClient):
             while self._listens:
                 self._sort(self._wait("an answer of the host process"))
         self._told.clear()
+        self._slots.fetch(())
         self._hinted = self._waits = False
         self._lay_spare(self._asked)
         self._asked = None
