@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from offbeat.cli import main
 from offbeat.runs import order as orders
 from tests.support import forge
 from tests.support.in_step import DEPENDS_ON_TIMING
+from tests.support.long import LONG
 from tests.support.scenarios import Call, Told, Turns, in_turn, over, scenario
 from tests.support.timed import BY_SPEED, IN_NODES, IN_SMALL_BUCKETS, TIMED
 
@@ -48,9 +48,8 @@ def task() -> ob.Task:
     return ob.tasks.digits(batch=8, hidden=12, momentum=0.9, lr=0.05, dtype=torch.float64)
 
 
-# Unless ``OFFBEAT_STRESS=full``, what other rows show is left out. In step nothing is a matter of time, and test_twins
+# Unless ``make long``, what other rows show is left out. In step nothing is a matter of time, and test_twins
 # has the rest: left to a replay are data that end, and averages. Three and four late workers are among the later rows.
-FULL = os.environ.get("OFFBEAT_STRESS") == "full"
 IN_PAIRS = ("self_clocked", "self_clocked, coded", "self_clocked, drawing, coded", "wagma, coded")
 OF_THOSE_IN_STEP = ("three, uneven", "four, late, uneven and averaged", f"four, late and uneven, {ON_TWO_HOSTS}")
 
@@ -61,7 +60,7 @@ def is_shown_elsewhere(name: str, run: str) -> bool:
     if run.endswith("long"):  # what is in step, and what is coded, other rows show
         coded, kind = TIMED[name].settings.get("codec") not in (None, "auto"), TIMED[name].name
         return coded or kind not in DEPENDS_ON_TIMING or kind == "nonblocking"
-    if FULL or name in BY_SPEED or name in IN_NODES:
+    if LONG or name in BY_SPEED or name in IN_NODES:
         return False
     return run in ("four, late", "three, late and averaged") or (
         TIMED[name].name not in DEPENDS_ON_TIMING and run not in OF_THOSE_IN_STEP

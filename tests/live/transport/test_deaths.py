@@ -1,7 +1,7 @@
 """A worker that is killed, leaves or freezes is noticed in every state in which the others can wait for it.
 
 Three plain processes, as under srun or mpirun: nobody kills the others, and the job's store goes with rank 0. The
-others end, their processes too, each with a sentence that names the rank. ``OFFBEAT_STRESS=full`` runs every method in
+others end, their processes too, each with a sentence that names the rank. ``make long`` runs every method in
 every state with every end of every rank, over every carrier; else each method sees each state once, and the ends and
 carriers take turns. So do the states in which the survivors' interpreters are taken down whole, which is most of the
 work: each method's in one.
@@ -21,12 +21,12 @@ from torch.nn import functional as F
 import offbeat as ob
 from tests.support import forge
 from tests.support.forge import Job
+from tests.support.long import LONG
 from tests.support.nets import batch, flat, loss, net, sgd
 from tests.support.scenarios import CARRIERS, over
 
 pytestmark = pytest.mark.live
 
-FULL = os.environ.get("OFFBEAT_STRESS") == "full"
 SIZE, LAST = 3, 4
 LATE_S = 30.0  # a machine with much else to do; without the news it would be the half hour of patience
 METHODS = {
@@ -109,7 +109,7 @@ Case = tuple[str, str, str, int, str]
 
 
 def cases() -> list[Case]:
-    if FULL:
+    if LONG:
         return [(m, s, *end, way) for m in METHODS for s in STATES for end in ENDS for way in CARRIERS]
     # A method sees every carrier, all ranks and most ways to end; nine methods see every end over every carrier.
     return [
@@ -131,7 +131,7 @@ def test_every_method_is_in_the_table_over_every_carrier_and_every_end_in_every_
 
 def ends_whole(number: int) -> bool:
     method, state = divmod(number, len(STATES))
-    return FULL or method % len(STATES) == state
+    return LONG or method % len(STATES) == state
 
 
 @pytest.fixture(scope="module")

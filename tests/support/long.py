@@ -1,0 +1,22 @@
+"""The longer run, ``make long``, has everything; the one at every change leaves out what is there by another row.
+
+Left out are rows that differ from others by their carrier or their number of workers alone, second products of a
+table, and most of what is drawn. A whole test, or a row in ``parametrize``, that is left out is marked ``long``.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TypeVar
+
+import pytest
+
+LONG = os.environ.get("OFFBEAT_TESTS") == "long"
+T = TypeVar("T")
+
+long = pytest.mark.long
+
+
+def unless_long(few: T, many: T) -> T:
+    """``few`` at every change, ``many`` in the longer run."""
+    return many if LONG else few
