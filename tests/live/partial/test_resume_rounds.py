@@ -17,7 +17,7 @@ from torch import Tensor
 import offbeat as ob
 from tests.support.counted import AT_MOST, Slots, now_and_then, once_each
 from tests.support.forge import hear, say
-from tests.support.long import LONG
+from tests.support.long import LONG, every_or_in_turns
 from tests.support.nets import PATIENCE_S, distance, flat, loss, net, sgd
 from tests.support.scenarios import Call, Told, Turns, in_turn, scenario
 
@@ -65,10 +65,11 @@ CODING = tuple(
     for codec in ("auto", CODED)
 )
 ON_HOSTS = ", each on a host of its own"  # where all that is sent is coded
-CASES = {
-    size: {str(s): s for s in (*ALONE, *(IN_NODES if size % 2 == 0 else ()))} | {f"{s}{ON_HOSTS}": s for s in CODING}
-    for size in SIZES
+CASES: dict[int, dict[str, ob.Strategy]] = {
+    size: {str(s): s for s in IN_NODES if size % 2 == 0} | {f"{s}{ON_HOSTS}": s for s in CODING} for size in SIZES
 }
+for method, size in every_or_in_turns(ALONE, SIZES):
+    CASES[size][str(method)] = method
 UNLIKE = ob.wagma(2, None, "everyone")
 
 
@@ -117,8 +118,8 @@ def called(name: str, *args: Any) -> Call:
 
 
 def stops(size: int, number: int) -> Sequence[int]:
-    """Of four workers each case is stopped at all of them; of three they take turns, unless ``make long``."""
-    return STOPS if LONG or size == 4 else (STOPS[number % len(STOPS)],)
+    """Each case is stopped at all of them in the longer run; else they take turns."""
+    return STOPS if LONG else (STOPS[(number + size) % len(STOPS)],)
 
 
 @scenario(3)
