@@ -24,12 +24,12 @@ from torch import nn
 import offbeat as ob
 from tests.support import forge
 from tests.support.forge import Job, Outcome
-from tests.support.long import LONG
+from tests.support.long import LONG, unless_long
 
 pytestmark = pytest.mark.live
 
 HELD_US = 200_000
-SIZE = 3
+SIZE = unless_long(2, 3)
 METHODS = ("local_sgd", "eager", "allreduce", "ad_psgd", "nonblocking")
 LAST = ("finish", "reduce", "objects")
 GROUPS = ("ours", "destroyed", "forgotten", "kept")
