@@ -21,6 +21,7 @@ from offbeat.cli import main
 from offbeat.runs import order as orders
 from tests.support import forge
 from tests.support.in_step import DEPENDS_ON_TIMING
+from tests.support.launching import quick_launches
 from tests.support.long import LONG
 from tests.support.scenarios import Call, Told, Turns, in_turn, over, scenario
 from tests.support.timed import BY_SPEED, IN_NODES, IN_SMALL_BUCKETS, TIMED
@@ -262,9 +263,9 @@ def test_what_is_replayed_of_hosts_was_coded(live: Ran, tmp_path: Path) -> None:
 
 def test_what_train_saves_simulate_replays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "kept"
-    assert (
-        main(["train", "eager", "--workers", "2", "--steps", "12", "--delay", "1 rank 5ms", "--save", str(kept)]) == 0
-    )
+    words = ["--workers", "2", "--steps", "12", "--delay", "1 rank 5ms", "--save", str(kept)]
+    with quick_launches():
+        assert main(["train", "eager", *words]) == 0
     live = capsys.readouterr()
     assert f"wrote {kept}" in live.err
     assert main(["simulate", "--replay", str(kept)]) == 0
