@@ -13,8 +13,9 @@ from tests.support.scenarios import Told, told_of
 
 # Files that take longest begin first: side by side, one that begins last is waited for by all.
 LONGEST = [
-    "test_ray.py", "test_launch.py", "test_replay_live.py", "test_recipes.py", "test_deaths.py", "test_twins.py",
-    "test_resume_rounds.py", "test_demo.py", "test_torchrun.py", "test_installed.py",
+    "test_ray.py", "test_demo.py", "test_replay_live.py", "test_recipes.py", "test_deaths.py", "test_twins.py",
+    "test_resume_rounds.py", "test_launch.py", "test_installed.py", "test_failures.py", "test_rounds.py",
+    "test_stopped.py", "test_left_behind.py",
 ]  # fmt: skip
 
 torch.set_num_threads(1)

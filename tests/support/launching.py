@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from torch.distributed.launcher.api import LaunchConfig
 
 from offbeat.live.job import launch
 
@@ -15,7 +16,6 @@ from offbeat.live.job import launch
 def quick_launches() -> Iterator[None]:
     """For claims of what launched workers do, not of how they are started, or interrupted while they are."""
     multiprocessing.set_forkserver_preload(["torch", "offbeat", "offbeat.live.job.worker", "tests.support.imported"])
-    config = launch.LaunchConfig
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "LaunchConfig", lambda **how: config(**how | {"start_method": "forkserver"}))
+        patch.setattr(launch, "LaunchConfig", lambda **how: LaunchConfig(**how | {"start_method": "forkserver"}))
         yield
