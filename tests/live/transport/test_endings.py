@@ -11,10 +11,6 @@ import atexit
 import ctypes
 import itertools
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -23,6 +19,7 @@ from torch import nn
 
 import offbeat as ob
 from tests.support import forge
+from tests.support.busy import busy
 from tests.support.forge import Job, Outcome
 from tests.support.long import LONG, unless_long
 
@@ -86,17 +83,6 @@ def chosen() -> list[Ending]:
 def run(endings: list[Ending]) -> list[tuple[Ending, list[Outcome]]]:
     jobs = [Job(end, SIZE, one, timeout_s=120, rank_0_hosts=True, whole_end=True) for one in endings]
     return list(zip(endings, forge.run(jobs), strict=True))
-
-
-@contextmanager
-def busy(processes: int) -> Iterator[None]:
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
 
 
 def failures(ended: list[tuple[Ending, list[Outcome]]]) -> list[str]:
