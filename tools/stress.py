@@ -3,8 +3,8 @@
 A run is drawn from a number, its seed: the method and its settings, two to six workers on one host or as if on two,
 uneven data, late steps, busy loops beside, and what happens to it. Where nothing happens, or processes are only stopped
 for a while, it ends with equal replicas. Where one is killed, the others say who it was; then it is run again. After
-each no process is left, no socket, no file. ``--seed`` draws a run again; what happens in it is timed as before, but not
-to the instant.
+each no process is left, no socket, no file. ``--seed`` draws a run again; what happens in it is timed as before, but
+not to the instant.
 
     python tools/stress.py --minutes 10
     python tools/stress.py --seed 1234
@@ -124,8 +124,8 @@ def nothing_is_left(outcomes: list[Outcome], folder: str) -> None:
         raise Broken(f"there were files in /dev/shm: {sorted(files)}")
     if still := [*left(helds), *left_of(folder)]:
         raise Broken(f"left are {', '.join(still)}")
-    if files := [str(path) for path in Path(folder, "temporary").iterdir()]:
-        raise Broken(f"left are the files {', '.join(files)}")
+    if found := [str(path) for path in Path(folder, "temporary").iterdir()]:
+        raise Broken(f"left are the files {', '.join(found)}")
 
 
 def main() -> int:

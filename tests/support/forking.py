@@ -22,7 +22,6 @@ from typing import Any
 from tests.support.forge import Job, Outcome
 from tests.support.ports import hold_port
 
-
 ENDS_S = 30.0  # a host process that is there so long after its workers is left behind
 
 
