@@ -16,6 +16,7 @@ import pytest
 
 from tests.support import forge
 from tests.support.forge import Job, Outcome
+from tests.support.long import unless_long
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -54,7 +55,7 @@ class Turns(Generic[K]):
 
 EVERY_CARRIER = ("shm", "each", "hosts")
 # A column of the tables of laws, countings and failures. Of hosts, those with several ranks show the most.
-CARRIERS = EVERY_CARRIER if os.environ.get("OFFBEAT_STRESS") == "full" else ("shm", "hosts")
+CARRIERS = unless_long(("shm", "hosts"), EVERY_CARRIER)
 
 
 def over(rank: int, carrier: str, function: Callable[..., T], *args: Any) -> T:
