@@ -67,8 +67,8 @@ CODING = tuple(
 )
 ON_HOSTS = ", each on a host of its own"  # where all that is sent is coded
 CASES = {
-    size: {str(s): s for s in (*ALONE, *(IN_NODES if size % 2 == 0 else ()))} | {f"{s}{ON_HOSTS}": s for s in CODING}
-    for size in SIZES
+    size: {str(s): s for s in (*ALONE, *in_nodes)} | {f"{s}{ON_HOSTS}": s for s in (*CODING, *in_nodes)}
+    for size, in_nodes in zip(SIZES, ((), IN_NODES), strict=True)
 }
 UNLIKE = ob.wagma(2, None, "everyone")
 
