@@ -32,7 +32,7 @@ from offbeat.live.host.server import Counterparts
 from offbeat.live.host.weights_server import WeightsServer
 from offbeat.live.partial.opening import _plan_of
 from offbeat.live.worker import channel_client, waiter, weights_client
-from offbeat.live.worker.channel_client import LONG_BYTES, ChannelClient
+from offbeat.live.worker.channel_client import LONG_BYTES, ChannelClient, Rank
 from offbeat.live.worker.weights_client import WeightsClient
 from offbeat.method.effects import Channel, Got
 from offbeat.rounds.held import Elsewhere
@@ -44,6 +44,7 @@ from offbeat.topology import everyone
 from offbeat.topology.hierarchy import Nodes
 
 KEY, PATIENCE_S = "run/channel", float("inf")
+LOST = 0.5  # what coding has lost before, of the first rank
 MOST_EVENTS = 50_000  # of a play: then somebody goes in circles
 
 
@@ -63,6 +64,9 @@ class Place(int):
     """A slot, with the stamp of what is meant by it."""
 
     stamp: int
+
+    def __len__(self) -> int:
+        return Memory.slot_bytes
 
     @classmethod
     def of(cls, slot: int, stamp: int) -> Place:
@@ -105,6 +109,12 @@ class Memory:
         insist(cell.value is not None, f"{who} reads slot {place}, where nothing lies yet")
         return cell.value
 
+    def known(self, place: Any) -> Any:
+        """By its stamp, if it is read from its slot alone: what is passed on to another host is."""
+        if isinstance(place, Written) and not isinstance(place.slot, Place):
+            return Written(Place.of(place.slot, self.cells[place.slot].stamp))
+        return place
+
     def bytes_of(self, slot: int) -> Place:
         """What a connection to another host will read."""
         cell = self.cells[slot]
@@ -143,9 +153,10 @@ class WatchedSlots(Slots):
 class Making:
     """A sum, and how far it has come."""
 
-    def __init__(self, total: Sum) -> None:
+    def __init__(self, total: Sum, memory: Memory) -> None:
         self.total = total
         self.left = [(place, f) for term in total.terms for place, f in term.refs]
+        self.left = [(memory.known(place), f) for place, f in self.left]
         self.value = 0.0
 
 
@@ -161,7 +172,7 @@ class Adders:
 
     def make(self, total: Sum, memory: Any) -> None:
         assert total.slot is not None
-        making = Making(total)
+        making = Making(total, self._memory)
         self._memory.put(total.slot, None, total)
         inner = (place for place, _ in making.left if isinstance(place, Sum))
         if all(one.is_made for one in inner) and self._at_once():
@@ -271,6 +282,10 @@ class Vector:
     def add(self, number: float) -> None:
         self.stream.do(lambda: self.set(self.get() + number))
 
+    @property
+    def parts(self) -> list[Any]:
+        return [self]
+
 
 class Number(Vector):
     """A worker's own."""
@@ -294,7 +309,7 @@ class Room(Vector):
         self._slots, self._slot = slots, slot
 
     def get(self) -> Any:
-        return self._slots.memory.read(self._slots.own(self._slot), f"worker {self._slots.rank}")
+        return self._slots.memory.read(self._slots.mine(self._slot), f"worker {self._slots.rank}")
 
     def set(self, value: Any) -> None:
         self._slots.stamp(self._slot, value)
@@ -303,16 +318,19 @@ class Room(Vector):
 class Lent(Vector):
     """What slots hold together, ``plus`` one of the worker's own; read where it lies, whenever somebody looks."""
 
-    def __init__(self, slots: AtSlots, refs: Sequence[tuple[Place, float]], plus: int | None = None) -> None:
+    def __init__(self, slots: AtSlots, refs: Sequence[tuple[Place, float]], plus: Any = None) -> None:
         super().__init__(slots.stream)
-        self._slots, self._refs = slots, list(refs)
-        if plus is not None:
-            self.stream.do(lambda: self._refs.append((slots.own(plus), 1.0)))
+        self._slots, self._refs, self._plus = slots, list(refs), 0.0
+        if isinstance(plus, Vector):
+            self.stream.do(lambda: setattr(self, "_plus", plus.get()))
+        elif plus is not None:
+            self.stream.do(lambda: self._refs.append((slots.mine(plus), 1.0)))
 
     def get(self) -> Any:
         who, memory = f"worker {self._slots.rank}", self._slots.memory
         values = [(memory.read(place, who), f) for place, f in self._refs]
-        return values[0][0] if len(values) == 1 and values[0][1] == 1.0 else sum(f * value for value, f in values)
+        is_one = len(values) == 1 and values[0][1] == 1.0 and not self._plus
+        return values[0][0] if is_one else sum(f * value for value, f in values) + self._plus
 
 
 class AtSlots:
@@ -325,9 +343,15 @@ class AtSlots:
         self.deposits: list[float] = []
         self._own: dict[int, int] = {}
 
-    def own(self, slot: int) -> Place:
+    def mine(self, slot: int) -> Place:
         """What this worker has written there last."""
         return Place.of(slot, self._own[slot])
+
+    def own(self, x: Any, memory: Any) -> Any:
+        """What another rank of this worker writes, in memory of this one's."""
+        made, is_way = Number(self.stream) if memory is None else memory, isinstance(x, Way)
+        self.stream.do(lambda: made.set(x.end.get() - x.start.get() if is_way else x.get()))
+        return made
 
     def stamp(self, slot: int, value: Any) -> None:
         self._own[slot] = self.memory.write(slot, value, self.rank)
@@ -348,8 +372,11 @@ class AtSlots:
 
     is_fetched = True
 
-    def read(self, refs: Sequence[tuple[Place, float]], plus: int | None = None) -> Lent:
-        return Lent(self, refs, plus)
+    def read(self, refs: Sequence[tuple[Any, float]], plus: Any = None) -> Lent:
+        """Slots that this worker is told of; or one, by its number, that it has written itself."""
+        lent = Lent(self, [], plus)
+        self.stream.do(lambda: lent._refs.extend((s if isinstance(s, Place) else self.mine(s), f) for s, f in refs))
+        return lent
 
     def each(self, slots: Sequence[Place]) -> list[Lent]:
         return [Lent(self, [(slot, 1.0)]) for slot in slots]
@@ -450,7 +477,7 @@ class Line:
         if not self._heard:
             turn = self._play.workers[self._rank].turn
             if not seconds or not turn.wait(lambda: bool(self._heard), looks_up=True):
-                self._play.now_s += seconds
+                self._play.now_s += min(seconds, 1.0)
                 return None
         return self._heard.popleft()
 
@@ -571,7 +598,8 @@ class Case:
     through, "o" asks what it owes. ``is_long``: vectors are, so that memory is given back when a step is over, and
     copies lie in slots. ``late_gpu``: what workers write and read happens later than they ask for it. ``dies``: a
     worker whose process ends, at any moment; a while later the others give up. ``meets``: how often a worker whose
-    weights meet in pairs goes to another one before a step. ``homes``: the host of each worker, if there are several.
+    weights meet in pairs goes to another one before a step. ``homes``: the host of each rank, if there are several.
+    ``of``: so many ranks, one after the other, are a worker, a node. ``loses``: coding has lost something before.
     """
 
     rules: Rules | None  # None: weights that meet in pairs
@@ -583,19 +611,25 @@ class Case:
     dies: int | None = None
     meets: float = 0.7
     homes: tuple[int, ...] = ()
+    of: int = 1
+    loses: bool = False
 
     @property
     def size(self) -> int:
         return len(self.programs)
 
+    @property
+    def nodes(self) -> Nodes:
+        return Nodes(self.of * self.size, self.of)
+
 
 class Worker:
-    """One worker: its numbers, and what it does."""
+    """One worker, or a rank of one: its numbers, and what it does."""
 
     def __init__(self, play: Play, rank: int) -> None:
         case = play.case
-        self.play, self.rank, self.program = play, rank, case.programs[rank]
-        self.draw = random.Random(f"{play.seed} {rank}")
+        self.play, self.rank, self.program = play, rank, case.programs[rank // case.of]
+        self.draw = random.Random(f"{play.seed} {rank // case.of}")
         self.stream = Stream(case.late_gpu)
         self.table = play.tables[case.homes[rank] if case.homes else 0]
         self.slots = AtSlots(self.table.memory, rank, self.stream)
@@ -620,8 +654,9 @@ class Worker:
     def opened(self, plan: dict[str, Any], spares: bool = False) -> say.OpenChannel:
         homes = [str(home) for home in self.play.case.homes]
         size = self.play.size
-        plan = {**plan, "run": "run", "size": size, "members": list(range(size)), "homes": homes, "all_write": True}
-        return say.OpenChannel(KEY, self.rank, plan, 0, True, spares, 0)
+        plan = {**plan, "run": "run", "size": size, "members": list(range(size)), "homes": homes, "shards": []}
+        plan["of"] = of = self.play.case.of
+        return say.OpenChannel(KEY, self.rank, plan, 0, self.rank % of == 0, spares, 0)
 
     def makes(self) -> float:
         self.given.append(float(self.draw.randint(1, 1000)))
@@ -644,7 +679,8 @@ class AtChannel(Worker):
         self.parts: list[tuple[int, int]] = []  # of these rounds: how many took part, and brought something
         self.applied = self.taken_over = 0
         holds: Any = self.holds
-        self.channel = Channel("channel", play.whom, rules, self.apply, holds=holds)
+        lost: Any = Number(self.stream, LOST + rank) if play.case.loses else None
+        self.channel, of = Channel("channel", play.whom, rules, self.apply, holds=holds, lost=lost), play.case.of
         fake: Any = self
         self.client = ChannelClient(
             KEY,
@@ -652,21 +688,22 @@ class AtChannel(Worker):
             0,
             fake.slots,
             self.channel,
-            Nodes(play.size),
+            play.case.nodes,
             fake.board,
             self.trace,
             self.nbytes,
             0,
             PATIENCE_S,
-            self.log,
+            None if rank % of else self.log,
             fake if rules.spares else None,
+            Rank(rank % of, of, not rank % of),
         )
 
     def holds(self) -> Any:
         return self.x if self.rules.absent == "last" else None
 
     def live(self) -> None:
-        plan = _plan_of(self.channel, Nodes(self.play.size), 0, 0)
+        plan = _plan_of(self.channel, self.play.case.nodes, 0, 0)
         first: Any = self.x if self.rules.of_weights else None
         self.client.begin(self.opened(plan, self.rules.spares), first)
         self.play.comes()
@@ -840,7 +877,8 @@ class Road:
         packed, place, there = self.vectors[0]
         server = self._end.server
         if self._room is None and server is not None:
-            self._room = server.room(self._end.memory.slot_bytes)
+            (message,) = say.Inbox().feed(packed)
+            self._room = server.room(message, self._end.memory.slot_bytes)
             return
         self.vectors.popleft()
         value = self._start.memory.read(place, "a connection")
@@ -966,7 +1004,10 @@ class Table:
         if self.server is None:
             plan, size = message.plan, self._play.size
             trip_s = self._play.trip_s
-            others = Counterparts(KEY, plan["homes"], size, self.name, self._carry, trip_s=lambda host: trip_s)
+            of, trip = plan["of"], lambda host: trip_s
+            others = Counterparts(KEY, plan["homes"], size, self.name, self._carry, of, trip)
+            send = others.send
+            others.send = lambda host, message, value=None: send(host, message, self._known(value))  # type: ignore
             if plan["what"] == "weights":
                 self.server = WeightsServer(KEY, plan, others, self.books)
             else:
@@ -976,6 +1017,9 @@ class Table:
             for host in others.others:
                 self._carry(others.hosts[host], say.Opened(KEY), (), None)
         self.server.open(message, lambda answer: self._send(worker, answer))
+
+    def _known(self, value: Any) -> Any:
+        return value and Expression((self.memory.known(place), f) for place, f in value.refs)
 
     def leave(self, worker: Worker) -> None:
         if not worker.has_left and self.server is not None:
@@ -1028,7 +1072,7 @@ class Play:
     """The tables of the host processes, their workers, and everything that is on its way between them."""
 
     def __init__(self, case: Case, chooser: Chooser, seed: int = 0) -> None:
-        self.case, self.seed, self.size, self._chooser = case, seed, case.size, chooser
+        self.case, self.seed, self.size, self._chooser = case, seed, case.of * case.size, chooser
         self.whom = everyone(case.size) if case.whom is None else case.whom
         self.now_s, self.is_prompt = 0.0, chooser.prompt
         self.trip_s = seed % 3 * 0.001  # to another host, as far as it is known
@@ -1143,7 +1187,7 @@ class Play:
                 found.append(Option(first + 5, self._vectors[h], road.next_vector))
             if road.acknowledged:
                 found.append(Option(first + 6, self._words[h], road.next_acknowledgement))
-        if table.can_close and table.server is not None and table.server.others.is_through:
+        if table.can_close and table.server is not None and table.server.is_through:
             found.append(Option(first + 7, 60, table.close))
         return found
 
@@ -1196,13 +1240,18 @@ def programs(seed: int, size: int, steps: tuple[int, int] = (0, 6), also: str = 
 # What must be so, whatever the order was.
 
 
+def leaders(one: Play) -> list[Any]:
+    """The first rank of each worker."""
+    return one.workers[:: one.case.of]
+
+
 def given(one: Play) -> float:
-    return sum(sum(worker.given) for worker in one.workers)
+    return sum(sum(worker.given) for worker in leaders(one))
 
 
 def every_gradient_is_applied_once_by_all(one: Play) -> None:
-    first, size = one.workers[0], one.size
-    lost = sum(worker.given[step] for worker in one.workers for step in worker.client.lost)
+    first, size = one.workers[0], one.case.size
+    lost = sum(worker.given[step] for worker in leaders(one) for step in worker.client.lost)
     for worker in one.workers:
         insist(worker.history == first.history, "all workers apply the same")
         insist(
@@ -1212,8 +1261,12 @@ def every_gradient_is_applied_once_by_all(one: Play) -> None:
 
 
 def nothing_is_lost_from_the_sum(one: Play) -> None:
-    held = sum(worker.x.get() for worker in one.workers)
-    should_be = sum(worker.start for worker in one.workers) + given(one)
+    for rank, worker in enumerate(one.workers):
+        insist(
+            is_near(worker.x.get(), leaders(one)[rank // one.case.of].x.get()), "the ranks of a worker hold the same"
+        )
+    held = sum(worker.x.get() for worker in leaders(one))
+    should_be = sum(worker.start for worker in leaders(one)) + given(one)
     insist(is_near(held, should_be), f"the workers hold {held} of {should_be}")
 
 
@@ -1223,20 +1276,22 @@ def rounds_are_of_what_lay_in_the_trays(one: Play) -> None:
     assert rules is not None
     gave: dict[int, dict[int, float]] = {}
     of_weights = rules.of_weights
-    for worker in one.workers:
-        deposits = iter(worker.slots.deposits)
+    for number, worker in enumerate(leaders(one)):
+        deposits = iter(worker.slots.deposits[one.case.loses :])
         tray = next(deposits) if of_weights else 0.0
-        for what, number in worker.log:
+        for what, version in worker.log:
             if what in ("offer", "renew"):
                 tray = next(deposits) + (0.0 if of_weights else tray)
             elif what in ("snapshot", "flush"):
-                gave.setdefault(number, {})[worker.rank] = tray
+                gave.setdefault(version, {})[number] = tray
                 tray = tray if of_weights else 0.0
         insist(next(deposits, None) is None, "all that was written was handed in")
     for worker in one.workers:
         for version, value in worker.got:
             all_take_part = not of_weights or rules.is_full(version)
-            members: Any = range(one.size) if all_take_part else one.whom(version).block(worker.rank)
+            members: Any = range(one.case.size)
+            if not all_take_part:
+                members = one.whom(version).block(worker.rank // one.case.of)
             should_be = sum(gave[version][rank] for rank in members) / len(members)
             insist(is_near(value, should_be), f"round {version} came to {value} instead of {should_be}")
 

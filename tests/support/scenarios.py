@@ -60,11 +60,13 @@ CARRIERS = unless_long(("shm", "hosts"), EVERY_CARRIER)
 
 def over(rank: int, carrier: str, function: Callable[..., T], *args: Any) -> T:
     """Call ``function`` where vectors go this way; ``"hosts"``: as if every two ranks had a host of their own, and
-    ``"each"`` as if each had; ``"long"``: through the host process, as if vectors were long; ``"peers"``: as if each
-    rank had a GPU that reads the others' memory, and ``"apart"``: one that does not."""
+    ``"each"`` as if each had; ``"split"``: as if the first three had one, and the others another; ``"long"``: through
+    the host process, as if vectors were long; ``"peers"``: as if each rank had a GPU that reads the others' memory, and
+    ``"apart"``: one that does not."""
+    hosts = {"hosts": rank // 2, "each": rank, "split": int(rank >= 3)}
     with pytest.MonkeyPatch.context() as patch:
-        if carrier in ("hosts", "each"):
-            patch.setenv("OFFBEAT_HOST", f"host {rank // 2 if carrier == 'hosts' else rank}")
+        if carrier in hosts:
+            patch.setenv("OFFBEAT_HOST", f"host {hosts[carrier]}")
         elif carrier == "long":
             patch.setattr("offbeat.live.worker.channel_client.LONG_BYTES", 0)
             patch.setattr("offbeat.live.worker.weights_client.LONG_BYTES", 0)

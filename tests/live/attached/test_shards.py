@@ -20,7 +20,7 @@ import offbeat as ob
 from offbeat.live.memory.arena import ARENA_BYTES
 from tests.support import forge, islands
 from tests.support.forge import Job
-from tests.support.scenarios import Told, scenario
+from tests.support.scenarios import Told, over, scenario
 
 pytestmark = pytest.mark.live
 
@@ -108,25 +108,31 @@ def test_an_island_of_one_rank_is_that_rank(told: Told, name: str) -> None:
 
 
 @scenario(4)
-def one_island_stands(rank: int) -> dict[str, tuple[int, int]]:
-    """In the middle of its batches one island waits until the other has taken all its steps."""
+def one_island_stands(rank: int) -> dict[str, dict[str, tuple[int, int]]]:
+    """In the middle of its batches one island waits until the other has taken all its steps; on one host, and with a
+    host for each rank."""
+    return {where: over(rank, where, _one_island_stands, rank, where) for where in ("shm", "each")}
+
+
+def _one_island_stands(_: int, rank: int, where: str) -> dict[str, tuple[int, int]]:
     out, work, island = {}, islands.task(), rank // islands.OF
     for name, strategy in NOBODY_WAITS.items():
         model = islands.sharded(work.build(0))
         optimizer = attached(model, strategy)
         for step in range(STEPS):
             if island == 1 and step == 3:
-                forge.hear(f"{name}, rank {rank - islands.OF} is through")
+                forge.hear(f"{where}, {name}, rank {rank - islands.OF} is through")
             learn(optimizer, model, work, rank, step)
-        forge.say(f"{name}, rank {rank} is through")
+        forge.say(f"{where}, {name}, rank {rank} is through")
         optimizer.finish()
         out[name] = optimizer.me.t, len(optimizer.trace.rounds)
     return out
 
 
+@pytest.mark.parametrize("where", ["shm", "each"])
 @pytest.mark.parametrize("name", NOBODY_WAITS)
-def test_an_island_that_stands_still_holds_up_no_other(told: Told, name: str) -> None:
-    outs = [one[name] for one in told(one_island_stands)]
+def test_an_island_that_stands_still_holds_up_no_other(told: Told, name: str, where: str) -> None:
+    outs = [one[where][name] for one in told(one_island_stands)]
     assert [steps for steps, _ in outs] == [STEPS] * 4
     assert [rounds > 0 for _, rounds in outs] == [True, False, True, False], "leaders tell of the rounds"
 
@@ -300,9 +306,10 @@ def fails(rank: int, strategy: ob.Strategy) -> None:
             learn(optimizer, model, work, rank, step)
 
 
+@pytest.mark.parametrize("where", ["shm", "each"])
 @pytest.mark.parametrize("strategy", [ob.local_sgd(2), ob.self_clocked(), ob.ad_psgd()], ids=lambda s: s.name)
-def test_a_rank_that_fails_ends_the_run_on_all_islands(strategy: ob.Strategy) -> None:
-    (outcomes,) = forge.run([Job(fails, 4, (strategy,), timeout_s=120, outlives_s=60)])
+def test_a_rank_that_fails_ends_the_run_on_all_islands(strategy: ob.Strategy, where: str) -> None:
+    (outcomes,) = forge.run([Job(over, 4, (where, fails, strategy), timeout_s=120, outlives_s=60)])
     assert not any(outcome.hung for outcome in outcomes)
     assert all(outcome.exit_code for outcome in outcomes)
     assert "the third shard is ill" in outcomes[3].stderr

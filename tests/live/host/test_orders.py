@@ -16,6 +16,7 @@ from offbeat.rounds import waiting
 from offbeat.rounds.rules import CatchUp, Rules
 from offbeat.topology import groups
 from tests.support.at_host import (
+    LOST,
     Case,
     Drawn,
     Option,
@@ -100,6 +101,27 @@ def test_workers_of_several_hosts_lose_nothing_either_however_long_news_takes(
     for seed in SEEDS[:3]:  # each with another trip
         told = programs(seed, 3, also="a" if rules is None else "at")
         check(play(Case(rules, told, whom(rules, 3), is_long=bool(seed % 2), homes=homes), seed))
+
+
+@pytest.mark.parametrize(
+    "homes", [(0, 0, 0, 0, 0, 0), (0, 1, 0, 1, 1, 1), (0, 1, 1, 0, 0, 2), (0, 1, 2, 1, 2, 0)], ids=str
+)
+@pytest.mark.parametrize("name", [name for name in (*GRADIENTS, *KINDS) if name != "pairs"])
+def test_nodes_whose_ranks_are_on_several_hosts_lose_nothing_and_their_ranks_hear_the_same(
+    name: str, homes: tuple[int, ...]
+) -> None:
+    """At the end each rank asks what coding has lost, whether or not the others of its node have left."""
+    rules = GRADIENTS[name] if name in GRADIENTS else KINDS[name]
+    for seed in SEEDS[:3]:
+        told = programs(seed, 3, also="at")
+        case = Case(
+            rules, told, whom(rules, 3), is_long=bool(seed % 2), late_gpu=seed == 2, homes=homes, of=2, loses=True
+        )
+        one = play(case, seed)
+        check(one)
+        for worker in one.workers:
+            lost: Any = worker.channel.lost
+            assert lost.get() == LOST + worker.rank - worker.rank % 2
 
 
 class TimeStandsStill(Drawn):

@@ -12,7 +12,7 @@ import pytest
 from offbeat.live.host import books, channel_server, ledger, process, weights_server
 from offbeat.live.host import protocol as say
 from offbeat.live.host.ledger import Expression, Sum
-from offbeat.live.host.server import Counterparts
+from offbeat.live.host.server import BookedServer, Counterparts, MeetingServer, Passage
 from offbeat.live.worker.channel_client import ChannelClient
 from offbeat.rounds import waiting
 from offbeat.rounds.rules import Rules
@@ -42,6 +42,9 @@ CASES = {
     "weights of hosts": Case(Rules(waiting.first, "last"), STEPS, groups(3, 2), homes=(0, 1, 1)),
     "three hosts": Case(Rules(waiting.first, "carry"), STEPS, homes=(0, 1, 2)),
     "pairs of hosts": Case(None, ("sssassa", "ssss", "ss"), homes=(0, 1, 0)),
+    "nodes of hosts": Case(
+        Rules(waiting.first, "carry", late=1), STEPS, homes=(0, 1, 1, 0, 0, 2), of=2, loses=True, is_long=True
+    ),
     "replicas": Case(Rules(waiting.first, "carry", spares=True), ("s" * 30, "s" * 30, "sss"), paces=(60, 40, 1)),
 }
 SEEDS = range(40)
@@ -220,7 +223,7 @@ def parts_that_belong_to_whatever_round(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_room_that_is_free(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(channel_server.ChannelServer, "room", lambda self, nbytes: self._books.slots.take())
+    patch.setattr(channel_server.ChannelServer, "room", lambda self, message, nbytes: self._books.slots.take())
 
 
 def a_host_that_adds_itself_alone(patch: pytest.MonkeyPatch) -> None:
@@ -231,6 +234,19 @@ def a_host_that_adds_itself_alone(patch: pytest.MonkeyPatch) -> None:
 def without_parts(self: Any) -> list[Expression]:
     """What lies at a channel, but for what other hosts have sent."""
     return [value for seat in self._seats.values() for value in seat.values]
+
+
+def vectors_that_are_overtaken(patch: pytest.MonkeyPatch) -> None:
+    """What two hosts say of a worker is heard as it comes."""
+
+    def come(self: Any, message: say.PassedOn, vector: Expression | None) -> Iterator[Any]:
+        if vector is not None:
+            self._vectors.append(vector)
+        if message.said:
+            vectors, self._vectors = self._vectors, []
+            yield message, vectors
+
+    patch.setattr(Passage, "come", come)
 
 
 def always(owner: Any, name: str, value: Any) -> Plant:
@@ -297,6 +313,18 @@ FAULTS: dict[str, tuple[Plant, str, str]] = {
     ),
     "a slot for what comes from another host is free": (a_room_that_is_free, "hosts", OVERWRITTEN),
     "what another host says is lost": (what_another_host_says_is_lost, "hosts", STUCK),
+    "what two hosts say of a worker is heard as it comes": (vectors_that_are_overtaken, "nodes of hosts", "zip"),
+    "what has come for an answer is no root": (always(Passage, "values", ()), "nodes of hosts", "no longer|by now"),
+    "what is on its way to ranks elsewhere is no root": (
+        always(Counterparts, "roots", ()),
+        "nodes of hosts",
+        OVERWRITTEN,
+    ),
+    "a seat's host leaves before ranks elsewhere": (
+        always(MeetingServer, "is_through", BookedServer.is_through),
+        "nodes of hosts",
+        STUCK,
+    ),
     "a part counts for whatever round": (parts_that_belong_to_whatever_round, "three hosts", STUCK),
     "a host does not wait for the others": (a_host_that_adds_itself_alone, "hosts", "KeyError|apply the same"),
     "a total is divided twice": (a_total_that_is_divided_twice, "last weights", "came to"),

@@ -21,7 +21,7 @@ from tests.support import forge
 from tests.support.counted import AT_MOST, Seen, counted, failing_early, now_and_then
 from tests.support.forge import Job
 from tests.support.long import every_or_in_turns
-from tests.support.scenarios import Call, Told, Turns, in_turn, over, scenario
+from tests.support.scenarios import CARRIERS, Call, Told, Turns, in_turn, over, scenario
 
 pytestmark = pytest.mark.live
 
@@ -36,11 +36,14 @@ PAIRS = {
     "wagma, coded": ob.wagma(per_node=2, tau=4, codec=ob.codec.qsgd(8)),
     "moments too": ob.wagma(per_node=2, tau=None, merge="correct", moments=2),
 }
-NODES_ON = ("shm", "hosts")  # a node is on one host
+NODES_ON = (*CARRIERS, "split")  # in the last some nodes are on one host, and some on two
 EVEN, UNEVEN = (8, 8, 8, 8), (10, 7, 0, 13)
 EMPTY = (6, 7, 0, 0, 3, 9)  # a node without any data
 AVERAGED = [(7, 7, 7, 0), (7, 7, 0, 0)]  # a rank that has finished in a node that has not, and a node that has
-FAILS = [("first", "raised", 1), ("first", "raised", 2), ("wagma", "killed", 3)]
+FAILS = [
+    ("first", "raised", 1, "shm"), ("first", "raised", 2, "shm"), ("wagma", "killed", 3, "shm"),
+    ("late", "raised", 3, "split"), ("wagma", "killed", 3, "split"), ("first", "killed", 2, "split"),
+]  # fmt: skip
 
 
 def one_pair(rank: int, name: str, batches: tuple[int, ...], average_at: tuple[int, ...]) -> Seen:
@@ -97,7 +100,7 @@ def test_every_sample_of_every_node_is_applied_once(batches: tuple[int, ...], ca
 @on_both
 def test_all_ranks_of_a_node_name_the_ways(carrier: str, name: str) -> None:
     for seen in ran(carrier, EVEN)[name]:
-        assert seen.carriers == (("shm", "tcp") if carrier == "hosts" else ("shm",))
+        assert seen.carriers == (("shm",) if carrier == "shm" else ("shm", "tcp"))
 
 
 @pytest.mark.parametrize("name", ["first", "bounded", "wagma"])
@@ -210,9 +213,9 @@ def test_every_result_says_to_all_of_a_node_who_contributed_and_how_stale(told: 
         assert said == {version: r.staleness for version, r in rounds.items()}
 
 
-@pytest.mark.parametrize(("name", "how", "who"), FAILS)
-def test_when_one_rank_of_a_node_fails_all_nodes_end_and_say_who(name: str, how: str, who: int) -> None:
-    (outcomes,) = forge.run([Job(failing_early, 4, (PAIRS[name], how, who), timeout_s=120)])
+@pytest.mark.parametrize(("name", "how", "who", "where"), FAILS)
+def test_when_one_rank_of_a_node_fails_all_nodes_end_and_say_who(name: str, how: str, who: int, where: str) -> None:
+    (outcomes,) = forge.run([Job(over, 4, (where, failing_early, PAIRS[name], how, who), timeout_s=120)])
     reason = f"rank {who} failed: ValueError: the disk is full" if how == "raised" else f"rank {who} gives no sign of"
     assert outcomes[who].exit_code == (1 if how == "raised" else -signal.SIGKILL)
     for rank, outcome in enumerate(outcomes):

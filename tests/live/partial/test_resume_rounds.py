@@ -66,7 +66,8 @@ CODING = tuple(
 )
 ON_HOSTS = ", each on a host of its own"  # where all that is sent is coded
 CASES: dict[int, dict[str, ob.Strategy]] = {
-    size: {str(s): s for s in IN_NODES if size % 2 == 0} | {f"{s}{ON_HOSTS}": s for s in CODING} for size in SIZES
+    size: {str(s): s for s in in_nodes} | {f"{s}{ON_HOSTS}": s for s in (*CODING, *in_nodes)}
+    for size, in_nodes in zip(SIZES, ((), IN_NODES), strict=True)
 }
 for method, size in every_or_in_turns(ALONE, SIZES):
     CASES[size][str(method)] = method

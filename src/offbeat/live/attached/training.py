@@ -90,7 +90,7 @@ class Training:
             sizes=shards.whole_bytes(flat.params),
             whole=self._over_all_shards,
             held=shards.local,
-            hosts=self.transport.hosts,
+            hosts=self.transport.hosts if self._island is None else self._island.hosts,
         )
         unknown = given.unknown_to_a_task
         if self._island is not None and not self._island.leads:

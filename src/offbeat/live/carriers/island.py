@@ -50,6 +50,12 @@ class Island:
         world.close()
 
     @property
+    def hosts(self) -> int:
+        """On how many those are who hold one shard, at most: the same on all ranks."""
+        columns = zip(*self.islands, strict=True)
+        return max(len({self.homes[rank] for rank in ranks if self.homes} or {""}) for ranks in columns)
+
+    @property
     def leads(self) -> bool:
         return self.shard == 0
 

@@ -139,6 +139,8 @@ class ChannelServer(MeetingServer):
     """One channel. ``elsewhere``: where a worker is, as far as it shows."""
 
     what = "partial rounds"
+    own = (say.RoundsAhead, say.Nothing, say.Owed, say.Lost)
+    own_answers = ("owed", "lost")
 
     def __init__(
         self,
@@ -215,7 +217,7 @@ class ChannelServer(MeetingServer):
         missing = self.absent
         if self._referee is not None and not missing:
             missing = tuple(sorted(self._referee.missing))
-        found = {}
+        found = super().places()
         for worker, client in self._clients.items():
             waits = client.wake is not None and not client.looks_ahead
             waits = waits and (self._rules.pool is not None or client.wanted > self.rounds)
@@ -225,7 +227,7 @@ class ChannelServer(MeetingServer):
 
     # Messages.
 
-    def hear_one(self, rank: int, message: Any) -> bool:
+    def hear_one(self, rank: int, message: Any) -> None:
         self._looked_s = time.monotonic()
         match message:
             case say.RoundsAhead():
@@ -239,13 +241,10 @@ class ChannelServer(MeetingServer):
             case say.Lost():
                 lost = self._lost[rank // self.others.of]
                 self._answer_one(rank, "lost", [Expression([(Sum([lost]), 1.0)])])  # a copy: rounds may change it
-            case _:
-                return False
-        return True
 
     def _answer_one(self, rank: int, how: str, vectors: Sequence[Expression]) -> None:
         results = self._clients[rank // self.others.of].seat.results
-        self._books.reply_to(rank, Reply(how, None, results, [], [(one, None) for one in vectors]))
+        self._books.reply_to(rank, Reply(how, rank, results, [], [(one, None) for one in vectors]))
 
     def begin(self, worker: int, message: say.KeepLost | say.FirstDeposit) -> None:
         client = self._clients[worker]
@@ -519,7 +518,8 @@ class ChannelServer(MeetingServer):
         return None
 
     def _is_known(self, go: say.Go) -> bool:
-        return go.flush or go.members is not None or self._rules.is_full(go.version) or self._rounds.has(go.version)
+        needs_no_schedule = go.flush or go.members is not None or self._rules.is_full(go.version) or not self._clients
+        return needs_no_schedule or self._rounds.has(go.version)
 
     def _blocks(self, go: say.Go) -> list[Block]:
         """Those with members at this host."""

@@ -495,9 +495,9 @@ class Host:
             stretch = server.room_of_stretch(server.others.hosts.index(host), message, nbytes)
             self._stretches[host] = message, stretch
             return [memoryview(stretch.numpy().data)]
-        if isinstance(server, BookedServer) and (slot := server.room(nbytes)) is not None:
+        if isinstance(server, BookedServer) and (slot := server.room(message, nbytes)) is not None:
             self._coming[host] = message.key, slot
-            return [server.bytes_of(slot)]
+            return server.views_of(message, slot)
         if nbytes > say.LONGEST:
             raise ValueError(f"a vector of {nbytes} bytes for {message.key}, which has none of that length here")
         return [memoryview(bytearray(nbytes))]

@@ -511,6 +511,22 @@ class Stretch(NamedTuple):
     gives: bool
 
 
+class PassedOn(NamedTuple):
+    """Between the host of a worker's first rank, which has its seat, and another host of its ranks.
+
+    ``rank``: the first of them there, which stands for all of them, or one that speaks for itself. ``number`` counts
+    what is said of this worker between the two hosts, each way. ``said``: a message, see ``wrapped``; empty: a vector
+    comes along for the next message. ``slot``: where at the seat's host it belongs; −1: in any.
+    """
+
+    key: str
+    rank: int
+    number: int
+    slot: int
+    said: list[Any]
+    gives: bool
+
+
 class StartedWith(NamedTuple):
     """So many rounds have started that a worker has a part in, which is back."""
 
@@ -668,6 +684,7 @@ KINDS: tuple[type[Any], ...] = (
     Go,
     BlockPart,
     Stretch,
+    PassedOn,
     StartedWith,
     WhereAre,
     TheyAre,
@@ -713,6 +730,16 @@ def packed(message: Any) -> bytes:
     return HEAD.pack(len(body), _NUMBER[type(message)]) + body
 
 
+def wrapped(message: Any) -> list[Any]:
+    """A message as a value of another one."""
+    return [_NUMBER[type(message)], *message]
+
+
+def unwrapped(said: list[Any]) -> Any:
+    """The inverse."""
+    return _made(KINDS[said[0]], said[1:])
+
+
 class Inbox:
     """Bytes as they come, in whatever pieces, and the messages in them."""
 
@@ -737,9 +764,13 @@ class Inbox:
 def _read(kind: type[Any], body: bytes) -> Any:
     try:
         values = json.loads(body)
-        types = _TYPES[kind]
-        if isinstance(values, list) and len(values) == len(types) and all(map(isinstance, values, types)):
-            return kind(*values)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"a {kind.__name__} that cannot be read: {error}") from error
+    return _made(kind, values)
+
+
+def _made(kind: type[Any], values: Any) -> Any:
+    types = _TYPES[kind]
+    if isinstance(values, list) and len(values) == len(types) and all(map(isinstance, values, types)):
+        return kind(*values)
     raise ValueError(f"a {kind.__name__} with other values than {', '.join(kind._fields)}")

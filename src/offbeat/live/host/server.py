@@ -10,24 +10,24 @@ message says which exchange, round or visit it belongs to, and nothing is known 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offbeat.live.host import protocol as say
-from offbeat.live.host.books import Books, ClientRecord, Send
+from offbeat.live.host.books import Books, ClientRecord, Reply, Send
 from offbeat.live.host.host_sums import HostSums, codec_of
 from offbeat.live.host.ledger import Expression, Sum, Written
+from offbeat.live.memory.arena import Shard, SlotMemory
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from offbeat.live.memory.arena import SlotMemory
-
 EVERYBODY = -1  # has come, or stands, or has retired
 
 Carry = Callable[[str, Any, Sequence[memoryview], "Callable[[], None] | None"], None]
+ViewsOf = Callable[[Any, int], Sequence[memoryview]]  # what of a slot goes with a message
 
 
 class Bytes:
@@ -54,9 +54,9 @@ class Counterparts:
     """The servers of one channel at all hosts of its workers.
 
     ``homes``: the name of each rank's host; none are named where all are on this one. Hosts are numbered in the order
-    of their first ranks. ``of``: so many ranks, one after the other and on one host, are a worker. ``carry`` takes a
-    message to another host, with the memory of its vector, and calls when it is there; ``trip_s``: how long a message
-    takes to a host.
+    of their first ranks. ``of``: so many ranks, one after the other, are a worker, whose home is that of the first.
+    ``carry`` takes a message to another host, with the memory of its vector, and calls when it is there; ``trip_s``:
+    how long a message takes to a host.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class Counterparts:
         self._key, self._carry, self._trip_s = key, carry, trip_s
         self.hosts = tuple(dict.fromkeys(homes)) or (me,)
         self.me = self.hosts.index(me)
-        numbers = [self.hosts.index(home) for home in homes] or [0] * size
-        self.of, self.home_of = of, numbers[::of]  # of each worker
-        self.here = [rank for rank, home in enumerate(numbers) if home == self.me]  # the ranks that come here
+        self.host_of = [self.hosts.index(home) for home in homes] or [0] * size  # of each rank
+        self.of, self.home_of = of, self.host_of[::of]  # of each worker
+        self.here = [rank for rank, host in enumerate(self.host_of) if host == self.me]  # the ranks that come here
         self.others = [host for host in range(len(self.hosts)) if host != self.me]
         self._open: set[int] = set()
         self._gone: set[int] = set()  # closed again, or lost
@@ -85,6 +85,25 @@ class Counterparts:
     def decides(self) -> bool:
         """Whether what all must agree on is decided here."""
         return self.me == 0
+
+    def is_home_of(self, rank: int) -> bool:
+        """Whether its worker's seat is here."""
+        return self.home_of[rank // self.of] == self.me
+
+    def beside(self, rank: int) -> list[int]:
+        """The ranks of its worker that are on its host."""
+        first = rank - rank % self.of
+        return [one for one in range(first, first + self.of) if self.host_of[one] == self.host_of[rank]]
+
+    def speakers(self, worker: int) -> list[int]:
+        """Who speaks for it here: its ranks on this host; where its seat is, the first rank on each other host, too."""
+        ranks = range(worker * self.of, (worker + 1) * self.of)
+        is_home = self.home_of[worker] == self.me
+        return [r for r in ranks if self.host_of[r] == self.me or (is_home and self.beside(r)[0] == r)]
+
+    def has_gone(self, host: int) -> bool:
+        """Nothing that is said there is heard."""
+        return host in self._gone
 
     def send(self, host: int, message: Any, value: Expression | Bytes | None = None) -> None:
         """An expression is one slot, or one sum that is being made."""
@@ -116,7 +135,7 @@ class Counterparts:
             gone = self.hosts.index(host)
             self._on_their_way = [(number, value) for number, value in self._on_their_way if number != gone]
 
-    def flush(self, memory: SlotMemory | None = None) -> None:
+    def flush(self, views_of: ViewsOf | None = None) -> None:
         """Let go what can go: to counterparts that are open, values that are made."""
         for host in self._open - self._gone:
             if not self._held[host]:
@@ -129,7 +148,8 @@ class Counterparts:
                     self._held[host].append((message, value))
                 else:
                     self._on_their_way.append((host, value))
-                    self._carry(self.hosts[host], message, _views(value, memory), partial(self._is_there, host, value))
+                    views = _views(message, value, views_of)
+                    self._carry(self.hosts[host], message, views, partial(self._is_there, host, value))
 
     def _is_there(self, host: int, value: Expression | Bytes) -> None:
         self._on_their_way = [one for one in self._on_their_way if one[1] is not value or one[0] != host]
@@ -149,36 +169,65 @@ class Counterparts:
         return [value for value in every if isinstance(value, Expression)]
 
 
-def _views(value: Expression | Bytes, memory: SlotMemory | None) -> Sequence[memoryview]:
+def _views(message: Any, value: Expression | Bytes, views_of: ViewsOf | None) -> Sequence[memoryview]:
     if isinstance(value, Bytes):
         return value.views
-    assert memory is not None
+    assert views_of is not None
     ((slot, factor),) = value.slots
     assert factor == 1.0
-    return [memory.bytes_of(slot)]
+    return views_of(message, slot)
 
 
 class Unison:
-    """What ranks say that are one worker, ``of`` each: it is heard when all of them have said it.
+    """What ranks say that are one worker: it is heard when all of its ``speakers`` have said it.
 
     They run the same text, so each says the same in the same order: the n-th message of one is the n-th of the others.
     """
 
-    def __init__(self, of: int) -> None:
-        self._of, self._said = of, dict[int, list[deque[Any]]]()
+    def __init__(self, speakers: Callable[[int], Sequence[int]]) -> None:
+        self._speakers, self._said = speakers, dict[int, dict[int, deque[Any]]]()
 
-    def say(self, rank: int, message: Any) -> tuple[int, Any] | None:
-        """What is heard now, if something is: the worker, and what its first rank has said."""
-        worker, number = divmod(rank, self._of)
-        said = self._said.setdefault(worker, [deque() for _ in range(self._of)])
-        said[number].append(message)
-        if not all(said):
+    def say(self, worker: int, rank: int, message: Any) -> Any:
+        """What its first speaker has said, if all have said it now."""
+        if worker not in self._said:
+            self._said[worker] = {one: deque() for one in self._speakers(worker)}
+        said = self._said[worker]
+        said[rank].append(message)
+        if not all(said.values()):
             return None
-        first, *others = [one.popleft() for one in said]
+        first, *others = [one.popleft() for one in said.values()]
         for other in others:
             if type(other) is not type(first):
                 raise ValueError(f"the ranks of worker {worker} say {first} and {other}; all must run the same steps")
-        return worker, first
+        return first
+
+
+class Passage:
+    """What two hosts say of a worker that has ranks on both. It is heard in the order in which it was said, though a
+    message with a vector may be overtaken on its way.
+    """
+
+    def __init__(self) -> None:
+        self.said = self._heard = 0
+        self._early: dict[int, tuple[say.PassedOn, Expression | None]] = {}
+        self._vectors: list[Expression] = []  # for the next message
+
+    def come(self, message: say.PassedOn, vector: Expression | None) -> Iterator[tuple[say.PassedOn, list[Expression]]]:
+        """One more has come. The messages that are heard now, each with its vectors."""
+        self._early[message.number] = message, vector
+        while self._heard in self._early:
+            heard, vector = self._early.pop(self._heard)
+            self._heard += 1
+            if vector is not None:
+                self._vectors.append(vector)
+            if heard.said:
+                vectors, self._vectors = self._vectors, []
+                yield heard, vectors
+
+    @property
+    def values(self) -> list[Expression]:
+        """Vectors of what has not been heard yet."""
+        return [*self._vectors, *(vector for _, vector in self._early.values() if vector is not None)]
 
 
 class Server:
@@ -203,8 +252,8 @@ class Server:
         """What a counterpart says; ``value``: the vector that came with it."""
         raise ValueError(f"{type(self).__name__} does not know what to do with {message} of another host")
 
-    def room(self, nbytes: int) -> int | None:
-        """A slot for a vector that comes from another host; None: there are none of that length here."""
+    def room(self, message: Any, nbytes: int) -> int | None:
+        """A slot for the vector that comes with a message of another host; None: there are none of that length here."""
         return None
 
     def leave(self, rank: int, ended: bool = False) -> None:
@@ -250,7 +299,11 @@ class BookedServer(Server):
         self._books = books
         codec = codec_of(plan.get("codec"))
         self.sums = HostSums(key, others.me, codec, books, self._send_bytes, self._refuse)
-        books.also = lambda: [*self.values(), *self.sums.values, *others.roots]
+        books.also = lambda: [*self.values(), *self.on_their_way()]
+
+    def on_their_way(self) -> list[Expression]:
+        """Vectors that go to other hosts, or have come from there and are not heard of yet."""
+        return [*self.sums.values, *self.others.roots]
 
     def values(self) -> list[Expression]:
         """All vectors that may still be asked for."""
@@ -261,10 +314,10 @@ class BookedServer(Server):
         """Slots, how many of them are in use, how long one is, and whether they lie on a GPU."""
         return self._books.in_use()
 
-    def room(self, nbytes: int) -> int | None:
-        if nbytes != self._books.memory.slot_bytes:
-            return None
+    def room(self, message: Any, nbytes: int) -> int | None:
         slot = self._books.slots.take()
+        if nbytes != sum(map(len, self.views_of(message, slot))):
+            return None
         self._books.aside.add(slot)
         return slot
 
@@ -280,8 +333,9 @@ class BookedServer(Server):
         """Memory for a vector of another host that goes into no slot."""
         return self.sums.room(host, message, nbytes)
 
-    def bytes_of(self, slot: int) -> memoryview:
-        return self._books.memory.bytes_of(slot)
+    def views_of(self, message: Any, slot: int) -> Sequence[memoryview]:
+        """What of a slot comes with a message, or goes with it."""
+        return [self._books.memory.bytes_of(slot)]
 
     def came(self, slot: int) -> Expression:
         """What another host has sent lies there now."""
@@ -314,7 +368,7 @@ class BookedServer(Server):
 
     def flush(self) -> None:
         self._books.flush()
-        self.others.flush(self._books.memory)
+        self.others.flush(self.views_of)
 
     def close(self) -> None:
         self.sums.close()
@@ -322,16 +376,29 @@ class BookedServer(Server):
 
 
 class MeetingServer(BookedServer):
-    """One at which nothing begins before all workers, of all hosts, have come."""
+    """One at which nothing begins before all workers, of all hosts, have come.
+
+    A worker's seat is at the host of its first rank. Its ranks on another host write and read slots of that host. What
+    they say goes on to the seat's host, as what one rank says there, and what is answered comes back: a message, and
+    before it the vectors that belong to it, or of these the shards of the ranks at that host.
+    """
+
+    own: tuple[type[Any], ...] = ()  # what a rank says for itself alone
+    own_answers: tuple[str, ...] = ()
 
     def __init__(self, key: str, plan: dict[str, Any], others: Counterparts, books: Books) -> None:
         super().__init__(key, plan, others, books)
         self._there: set[int] = set()
         self._all_are_there = False
         self._early: list[tuple[int, Any]] = []
-        self._unison = Unison(others.of)
+        self._unison = Unison(others.speakers)
         self._opened: dict[int, list[tuple[say.OpenChannel, Send]]] = {}
-        self._all_write = bool(plan["all_write"])
+        self._shards, before = list[SlotMemory](), 0
+        for number, parts in enumerate(plan["shards"]):
+            self._shards.append(books.memory.of_shard(Shard(before, before + parts, number, others.of)))
+            before += parts
+        self._passages = defaultdict[tuple[int, int], Passage](Passage)  # of a worker, with another host
+        self._meant: dict[int, int] = {}  # for slots that are granted here: which of the seat's they stand for
 
     @property
     def absent(self) -> tuple[int, ...]:
@@ -343,18 +410,26 @@ class MeetingServer(BookedServer):
     # The ranks of a worker.
 
     def open(self, message: say.OpenChannel, send: Send) -> None:
-        worker, of = message.worker // self.others.of, self.others.of
+        worker = message.worker // self.others.of
         opened = self._opened.setdefault(worker, [])
         opened.append((message, send))
-        if len(opened) < of:
+        if len(opened) < len(self.others.speakers(worker)):
             return
-        (first, send), *others = sorted(self._opened.pop(worker), key=lambda one: one[0].worker)
-        client = self.seat(worker, first, send)
-        client.mates = [ClientRecord(self.key, worker, send, None, self._all_write) for _, send in others]
-        for number, one in enumerate(client.ranks):
-            self._books.clients[worker * of + number] = one
-        self._books.grant(client)
-        self.greet(client)
+        opened = sorted(self._opened.pop(worker), key=lambda one: one[0].worker)
+        is_home, writes = self.others.is_home_of(message.worker), bool(self._shards) or self.others.of == 1
+        records = [ClientRecord(self.key, worker, send, None, writes) for _, send in opened]
+        client = records[0] = self.seat(worker, *opened[0]) if is_home else records[0]
+        client.mates = records[1:]
+        for (one, _), record in zip(opened, records, strict=True):
+            is_here = self.others.host_of[one.worker] == self.others.me
+            for rank in [one.worker] if is_here else self.others.beside(one.worker):
+                self._books.clients[rank] = record
+        if is_home:
+            self._books.grant(client)
+            self.greet(client)
+        else:
+            first = opened[0][0]
+            self._pass_on(first.worker, first._replace(plan={}))
 
     def seat(self, worker: int, message: say.OpenChannel, send: Send) -> ClientRecord:
         """A worker is there: its record, which is its first rank's."""
@@ -367,13 +442,19 @@ class MeetingServer(BookedServer):
     def hear(self, rank: int, message: Any) -> None:
         if (released := getattr(message, "released", None)) is not None:
             self._books.clients[rank].release(released)
-        if isinstance(message, say.Release) or self.hear_one(rank, message):
+        if not isinstance(message, say.Release):
+            self._hear(rank, message)
+
+    def _hear(self, rank: int, message: Any) -> None:
+        """What a rank says, or the first of those at another host for all of them."""
+        worker, is_own = rank // self.others.of, isinstance(message, self.own)
+        if not is_own and (message := self._unison.say(worker, rank, message)) is None:
             return
-        said = self._unison.say(rank, message)
-        if said is None:
-            return
-        worker, message = said
-        if isinstance(message, say.KeepLost):
+        if not self.others.is_home_of(rank):
+            self._pass_on(rank if is_own else self.others.beside(rank)[0], message)
+        elif is_own:
+            self.hear_one(rank, message)
+        elif isinstance(message, say.KeepLost):
             self.begin(worker, message)
         elif isinstance(message, say.FirstDeposit):
             self.begin(worker, message)
@@ -383,9 +464,9 @@ class MeetingServer(BookedServer):
         else:
             self._early.append((worker, message))
 
-    def hear_one(self, rank: int, message: Any) -> bool:
-        """Whether a message is one rank's own, and not its worker's; then it has been heard."""
-        return False
+    def hear_one(self, rank: int, message: Any) -> None:
+        """What a rank says for itself alone."""
+        raise NotImplementedError
 
     def begin(self, worker: int, message: Any) -> None:
         """What a worker brings from before: what answers for it until its first step, what coding has lost."""
@@ -403,7 +484,12 @@ class MeetingServer(BookedServer):
             self.others.send(0, say.There(self.key, worker))
 
     def hear_host(self, host: int, message: Any, value: Expression | None) -> None:
-        if not isinstance(message, say.There):
+        if isinstance(message, say.PassedOn):
+            if message.gives and value is None:  # a shard of no numbers
+                value = Expression([(Written(self._books.slots.take()), 1.0)])
+            for one, vectors in self._passages[message.rank // self.others.of, host].come(message, value):
+                self._hear_passed(host, one.rank, say.unwrapped(one.said), vectors)
+        elif not isinstance(message, say.There):
             super().hear_host(host, message, value)
         elif message.worker == EVERYBODY:
             self._all_have_come()
@@ -421,3 +507,104 @@ class MeetingServer(BookedServer):
         early, self._early = self._early, []
         for one in early:
             self.hear_in_time(*one)
+
+    # A worker with ranks on several hosts.
+
+    def _pass(self, host: int, rank: int, message: Any, value: Expression | None = None, slot: int = -1) -> None:
+        """Say it to the other host; or let a vector go there, for the message that follows."""
+        passage = self._passages[rank // self.others.of, host]
+        number, passage.said = passage.said, passage.said + 1
+        said = [] if message is None else say.wrapped(message)
+        passed = say.PassedOn(self.key, rank, number, slot, said, value is not None)
+        if value is None:
+            self.others.send(host, passed)
+        else:
+            self.send(host, passed, value)
+
+    def _pass_on(self, rank: int, message: Any) -> None:
+        """To the seat's host. What ranks have written goes into the slot there that was granted with theirs."""
+        home, client = self.others.home_of[rank // self.others.of], self._books.clients[rank]
+        if self.others.has_gone(home):
+            raise ValueError("the host of the first rank of this worker has left the run")
+        if (slot := getattr(message, "slot", -1)) >= 0:
+            client.put_by = client.written(slot)  # and read beside answers, until there is another
+            message = message._replace(slot=self._meant.pop(slot))
+            self._pass(home, rank, None, client.put_by, message.slot)
+        self._pass(home, rank, message)
+
+    def _hear_passed(self, host: int, rank: int, message: Any, vectors: list[Expression]) -> None:
+        if not self.others.is_home_of(rank):
+            self._answer(self._books.clients[rank], message, vectors)
+        elif isinstance(message, say.OpenChannel):
+            self.open(message, partial(self._pass_back, host, rank))
+        elif isinstance(message, say.Close):
+            self._left.add(rank)
+        else:
+            self._hear(rank, message)
+
+    def _pass_back(self, host: int, rank: int, answer: say.Answer | say.Refused) -> None:
+        """To another host, which keeps its vectors from then on."""
+        if isinstance(answer, say.Answer):
+            for refs, _ in answer.given:
+                self._pass(host, rank, None, self.as_one([Expression((Written(slot), f) for slot, f in refs)]))
+            self._books.clients[rank].release(answer.number)
+            answer = answer._replace(given=[([], said) for _, said in answer.given])
+        self._pass(host, rank, answer)
+
+    def _answer(self, client: ClientRecord, answer: say.Answer | say.Refused, vectors: list[Expression]) -> None:
+        """What has been answered at the seat's host, to the ranks here."""
+        if isinstance(answer, say.Refused):
+            for one in client.ranks:
+                one.refuse(answer.words)
+            return
+        for news in answer.news:
+            client.tell(news)
+        given = [(vector, said) for vector, (_, said) in zip(vectors, answer.given, strict=True)]
+        reply = Reply(answer.how, answer.about, answer.results, answer.lost, given)
+        if answer.how in self.own_answers:
+            self._books.reply_to(int(str(answer.about)), reply)
+        else:
+            self._books.reply(client, reply)
+        for slot in answer.grants:
+            own = self._books.slots.take()
+            self._meant[own] = slot
+            client.grant(own)
+
+    def views_of(self, message: Any, slot: int) -> Sequence[memoryview]:
+        if not self._shards or not isinstance(message, say.PassedOn):
+            return super().views_of(message, slot)
+        ranks = self.others.beside(message.rank)
+        return [view for rank in ranks for view in self._shards[rank % self.others.of].views(slot)]
+
+    def room(self, message: Any, nbytes: int) -> int | None:
+        if not isinstance(message, say.PassedOn) or message.slot < 0:
+            return super().room(message, nbytes)
+        if message.slot not in self._books.clients[message.rank - message.rank % self.others.of].granted:
+            raise ValueError(f"slot {message.slot} was not granted to the worker of rank {message.rank}")
+        return message.slot
+
+    def on_their_way(self) -> list[Expression]:
+        return [*super().on_their_way(), *(value for one in self._passages.values() for value in one.values)]
+
+    def places(self) -> dict[int, Whereabouts]:
+        """Of a worker whose seat is elsewhere, as far as it shows here."""
+        others = self.others
+        return {rank // others.of: Whereabouts(-1, -1, ()) for rank in others.here if not others.is_home_of(rank)}
+
+    def leave(self, rank: int, ended: bool = False) -> None:
+        super().leave(rank, ended)
+        if not self.others.is_home_of(rank):
+            self._pass(self.others.home_of[rank // self.others.of], rank, say.Close(self.key))
+
+    @property
+    def is_through(self) -> bool:
+        """Ranks on other hosts, of workers that have their seats here, may have something to ask as long as they are
+        there.
+        """
+        others = self.others
+        elsewhere = (rank for rank, host in enumerate(others.host_of) if host != others.me and others.is_home_of(rank))
+        return super().is_through and self._left.issuperset(elsewhere)
+
+    def lost(self, host: int, words: str) -> None:
+        super().lost(host, words)
+        self._left.update(rank for rank, its_host in enumerate(self.others.host_of) if its_host == host)

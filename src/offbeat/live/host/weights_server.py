@@ -55,7 +55,8 @@ class WeightsServer(MeetingServer):
 
     def places(self) -> dict[int, Whereabouts]:
         absent = self.absent
-        return {worker: Whereabouts(-1, -1, () if worker in absent else absent) for worker in self._sharers}
+        own = {worker: Whereabouts(-1, -1, () if worker in absent else absent) for worker in self._sharers}
+        return {**super().places(), **own}
 
     def seat(self, worker: int, message: say.OpenChannel, send: Send) -> ClientRecord:
         client = self._sharers[worker] = Sharer(self.key, worker, send, [] if message.logs else None)

@@ -159,6 +159,15 @@ class SlotMemory:
         """All of it: the vector, and the note."""
         return memoryview(self._mapping.bytes_at(slot, self.slot_bytes).data)
 
+    def of_shard(self, shard: Shard) -> SlotMemory:
+        """What one rank of a worker sees of these."""
+        return SlotMemory(self._mapping, self.kinds, self.parameters // shard.of, shard)
+
+    def views(self, slot: int) -> list[memoryview]:
+        """What of it is this rank's: the numbers, and the note."""
+        parts = (slot + self._begins, self.vector_bytes), (slot + self._notes_at, self.parameters)
+        return [memoryview(self._mapping.bytes_at(*part).data) for part in parts]
+
     def note(self, slot: int) -> NDArray[np.uint8]:
         """Of which parameters were used."""
         found = self._notes.get(slot)

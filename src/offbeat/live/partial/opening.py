@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from offbeat.basics.units import format_ranks
 from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.carriers.island import Island
 from offbeat.live.host import protocol as say
@@ -43,8 +42,8 @@ class OwnPlace:
 
     ``members``: those who come there, as the script calls them, those of a worker one after the other; ``homes``: the
     names of their hosts, if there are several. ``at``: this one's number among them; ``number`` among the ``of`` that
-    are its worker. ``kinds``: what a slot holds; ``shard``: what of it is this rank's. ``gpus``: where slots lie,
-    if not on the host.
+    are its worker. ``kinds``: what a slot holds; ``shard``: what of it is this rank's; ``shards``: how many parts of it
+    are each rank's. ``gpus``: where slots lie, if not on the host.
     """
 
     run: str
@@ -57,6 +56,7 @@ class OwnPlace:
     kinds: Sequence[tuple[torch.dtype, int]]
     gpus: Sequence[str]
     shard: Shard | None = None
+    shards: Sequence[int] = ()
     parameters: int = 0
 
     @property
@@ -76,21 +76,11 @@ class OwnPlace:
             "members": list(self.members),
             "homes": list(self.homes),
             "of": self.of,
-            "all_write": self.shard is not None,
+            "shards": list(self.shards),
             "kinds": _named(self.kinds),
             "notes": self.parameters * (self.of if self.shard is not None else 1),
             "gpus": list(self.gpus),
         }
-
-    def check_homes(self) -> None:
-        """The ranks of a worker write into one slot."""
-        for first in range(0, len(self.homes), self.of):
-            if len(set(self.homes[first : first + self.of])) > 1:
-                ranks = format_ranks(self.members[first : first + self.of])
-                raise OffbeatError(
-                    f"{ranks} are one worker, and not on one host; shard the model over the ranks of a host, and let "
-                    "per_node divide their number"
-                )
 
 
 class Opening:
@@ -169,13 +159,13 @@ class Opening:
             each = [[(getattr(torch, dtype), int(n)) for dtype, n in one] for one, _ in said]
             before = sum(map(len, each[: island.shard]))
             shard = Shard(before, before + len(kinds), island.shard, island.size)
-            gpus = gpus if all(one == list(gpus) for _, one in said) else ()
+            gpus = gpus if all(one == list(gpus) for _, one in said) and not island.homes else ()
             whole, at = [kind for one in each for kind in one], island.number * island.size + island.shard
             members = tuple(rank for ranks in island.islands for rank in ranks)
             homes = [island.homes[rank] for rank in members] if island.homes else []
-            own = OwnPlace(run, name, members, homes, at, island.shard, island.size, whole, gpus, shard)
-        own.check_homes()
-        self._transport.carriers.update(board.carriers(own.gpus))
+            shards = [len(one) for one in each]
+            own = OwnPlace(run, name, members, homes, at, island.shard, island.size, whole, gpus, shard, shards)
+        self._transport.carriers.update({"ipc" if own.gpus else "shm", *(("tcp",) if own.homes else ())})
         return replace(own, parameters=parameters)
 
     def weights(self, effect: Share, me: Replica) -> WeightsClient | OwnWeights:
