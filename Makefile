@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test check tests docs readme format hooks clean
+.PHONY: help demo test check tests long stress docs readme format hooks clean
 
 # Keeps a notice of the documentation's theme about its successor out of the output.
 export NO_MKDOCS_2_WARNING := 1
@@ -20,6 +20,8 @@ help:
 	@echo 'make test    everything: make check, then make tests'
 	@echo 'make check   formatting, lint, types, what is made from the cards, and the documentation'
 	@echo 'make tests   the tests alone'
+	@echo 'make long    the tests with all rows of their tables and more that is drawn: hours'
+	@echo 'make stress  ten minutes of random runs, some of which are stopped or killed'
 	@echo 'make docs    build the documentation, with the reference, into build/docs'
 	@echo 'make readme  rewrite the table of methods and CITATION.cff from the cards, and the outputs that the docs show'
 	@echo 'make format  let ruff format the code and mend what it can'
@@ -62,6 +64,12 @@ check: $(INSTALLED)
 tests: $(INSTALLED)
 	$(BIN)/pytest -q -m "not live" -n 2
 	$(BIN)/pytest -q -m live -n 4 --dist loadfile --no-loadscope-reorder
+
+long: export OFFBEAT_TESTS := long
+long: tests
+
+stress: $(INSTALLED)
+	$(BIN)/python tools/stress.py --minutes 10
 
 docs: $(INSTALLED)
 	$(BIN)/mkdocs build --strict

@@ -19,7 +19,8 @@ from tests.support.scenarios import CARRIERS, Call, Turns, in_turn, over
 
 pytestmark = pytest.mark.live
 
-SIZE, TIMES, SOON_S = 4, 3, 10.0
+SIZE, TIMES = 4, 3
+SOON_S, STEADY_S = 30.0, 0.5
 METHODS = {
     "local_sgd": ob.local_sgd(2),
     "wagma, late": ob.wagma(late=1),
@@ -35,13 +36,21 @@ class Left(NamedTuple):
     threads: int
     shared_bytes: int
 
+    def is_no_more_than(self, other: Left) -> bool:
+        return all(mine <= its for mine, its in zip(self, other, strict=True))
+
 
 def left(at_most: Left | None = None) -> Left:
-    """What this process holds. An operation with others hears that they are gone one after the other: it takes as many
-    looks as there are ranks until it is no more than that, and a moment each."""
+    """What this process holds. An operation with others hears that they are gone one after the other, on a busy machine
+    late: so until it is no more than that, or, where nothing is known, has stayed the same for a while."""
     end_s = time.monotonic() + SOON_S
-    while (now := held()) != at_most and at_most is not None and time.monotonic() < end_s:
-        time.sleep(0.05)
+    now, since_s = held(), time.monotonic()
+    while time.monotonic() < end_s:
+        if now.is_no_more_than(at_most) if at_most else time.monotonic() > since_s + STEADY_S:
+            break
+        time.sleep(0.02)
+        before, now = now, held()
+        since_s = since_s if now == before else time.monotonic()
     return now
 
 
@@ -64,12 +73,12 @@ def step(model: nn.Module, optimizer: ob.Attached) -> None:
 
 
 def given_up_and_begun_again(rank: int, way: str) -> tuple[list[Left], bool]:
-    before, seen = left(), list[Left]()
+    seen = list[Left]()
     for k in range(TIMES * len(METHODS)):
         give_up(rank, list(METHODS.values())[k % len(METHODS)], way)
         dist.barrier()
         if (k + 1) % len(METHODS) == 0:
-            seen.append(left(at_most=seen[0] if seen else before))
+            seen.append(left(at_most=seen[0] if seen else None))
     model, optimizer = attached(ob.local_sgd(2))  # and now one that ends well
     for _ in range(4):
         step(model, optimizer)
@@ -109,7 +118,7 @@ def test_runs_that_are_given_up_leave_no_descriptor_no_thread_and_no_memory(
     ran: Turns[tuple[str, str]], carrier: str, way: str
 ) -> None:
     for seen, _ in ran[carrier, way]:
-        assert seen[-1] == seen[0], f"after 1 to {TIMES} runs of each method: {seen}"
+        assert seen[-1].is_no_more_than(seen[0]), f"after 1 to {TIMES} runs of each method: {seen}"
 
 
 @pytest.mark.parametrize("way", WAYS)
