@@ -46,14 +46,15 @@ class Loop:
 
     def __init__(self) -> None:
         self.selector, self.sides, self.turns = selectors.DefaultSelector(), list[Side](), 0
+        self.now_s = time.monotonic
 
     def turn(self) -> None:
         wakes = [one for side in self.sides if (one := side.links.wakes_s) is not None]
-        pause_s = min([0.05, *(max(0.0, one - time.monotonic()) for one in wakes)])
+        pause_s = min([0.05, *(max(0.0, one - self.now_s()) for one in wakes)])
         for key, _ in self.selector.select(pause_s):
             key.data()
         for side in self.sides:
-            side.links.on_time(time.monotonic())
+            side.links.on_time(self.now_s())
             side.links.flush()
         self.turns += 1
 
@@ -625,7 +626,8 @@ def test_each_knows_how_long_a_message_takes_to_the_other(
     loop: Loop, monkeypatch: pytest.MonkeyPatch, thinks_s: float
 ) -> None:
     now_s, way_s = [1000.0], 0.002
-    monkeypatch.setattr(links, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    loop.now_s = lambda: now_s[0]
+    monkeypatch.setattr(links, "time", SimpleNamespace(monotonic=loop.now_s))
     a, b, cable = by_cable(loop)
     greeted(loop, a, b)
     assert a.links.trip_s("b") == 0.0, "nothing has been said yet"
