@@ -23,6 +23,7 @@ from offbeat.live.job.worker import Job
 from offbeat.report import folder
 from offbeat.report.table import Record
 from offbeat.runs.result import LiveRun
+from tests.support.launching import quick_launches
 
 live = pytest.mark.live
 
@@ -90,7 +91,8 @@ def launched() -> tuple[list[LiveRun], list[int]]:
     late, task = ob.delays.chronic(1, 0.5), replace(ob.tasks.regression(), scheduler=of_20_steps)
     shared = Job(ob.eager(), task, 20, delays=late, compute_s=0.1, shared=True)
     jobs = [*(Job(name, ob.tasks.regression(), 6, seed=3) for name in ("ddp", ob.allreduce())), shared]
-    return launch_all(jobs, 2, done=lambda number, run: heard.append(number)), heard
+    with quick_launches():
+        return launch_all(jobs, 2, done=lambda number, run: heard.append(number)), heard
 
 
 @live

@@ -45,7 +45,7 @@ METHODS = {
     "ringmaster": ob.ringmaster(),
     "decoupled": ob.decoupled(),
 }
-WAYS = ("ipc", "long")
+WAYS = ("ipc", "long", "peers", "apart")
 PAGE_BYTES = 4 << 20  # in which a driver gives memory, twice
 
 
@@ -122,18 +122,18 @@ def again_and_again(rank: int, name: str) -> list[Ended]:
 
 @pytest.fixture(scope="module")
 def ran() -> Turns[tuple[str, str]]:
-    calls = {("ipc", name): Call(over, ("ipc", again_and_again, name)) for name in METHODS}
-    calls |= {("long", name): Call(over, ("long", again_and_again, name)) for name in METHODS}
-    return in_turn(calls, SIZE, 300)
+    return in_turn(
+        {(way, name): Call(over, (way, again_and_again, name)) for way in WAYS for name in METHODS}, SIZE, 300
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("way", WAYS)
-def test_ranks_read_each_others_memory_on_the_gpu_and_end_equal(
+def test_ranks_read_each_others_memory_where_their_gpu_can_and_end_equal(
     ran: Turns[tuple[str, str]], way: str, name: str
 ) -> None:
     for everyones in zip(*ran[way, name], strict=True):
-        assert {one.carriers for one in everyones} == {("ipc",)}
+        assert {one.carriers for one in everyones} == {("shm" if way == "apart" else "ipc",)}
         assert len({(one.first, one.last) for one in everyones}) == 1
 
 

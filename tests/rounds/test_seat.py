@@ -22,6 +22,7 @@ from offbeat.rounds.rules import Rules
 from offbeat.rounds.seat import Given, Got, Outcome, Seat
 from offbeat.tensors.vector import Vec
 from offbeat.topology.hierarchy import Nodes
+from tests.support.long import long
 
 
 class Slots(Vec):
@@ -315,7 +316,8 @@ def test_in_all_orders_a_round_of_those_who_are_there_has_nobody_else_and_keeps_
 
 
 @pytest.mark.parametrize(
-    ("draws", "late", "steps"), [(1, 0, (1, 1)), (1, 0, (1, 0, 0)), (1, 1, (1, 1)), (2, 1, (2, 0))]
+    ("draws", "late", "steps"),
+    [(1, 0, (1, 1)), (1, 0, (1, 0, 0)), (1, 1, (1, 1)), (2, 1, (1, 0)), pytest.param(2, 1, (2, 0), marks=long)],
 )
 def test_in_all_orders_who_finds_nobody_there_draws_one_who_computes_and_the_sum_is_kept(
     late: int, steps: tuple[int, ...], draws: int

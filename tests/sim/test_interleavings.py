@@ -1,6 +1,6 @@
-"""Every order of arrivals of three workers, and a thousand random ones of up to nine: nothing hangs, nothing is lost.
+"""Every order of arrivals of three workers, and hundreds of random ones of up to nine: nothing hangs, nothing is lost.
 
-``OFFBEAT_STRESS=full`` draws three times as many.
+``make long`` draws more.
 
 For eager-SGD a worker's gradient is 1 in the slot of (rank, step); after a run each slot must hold exactly 1/P on every
 worker. Whole runs of WAGMA-SGD are compared with a second, slow simulator. And the trace says what happened.
@@ -21,8 +21,8 @@ import torch
 import offbeat as ob
 from tests.support.orders import (
     HORIZON,
+    ORDERS_DRAWN,
     SLOWLY,
-    THOUSANDS,
     count,
     interleavings,
     random_end,
@@ -93,7 +93,7 @@ def random_eager(draw: random.Random) -> tuple[ob.Strategy, int | None]:
 
 
 def test_random_schedules_of_eager_conserve_every_gradient() -> None:
-    for seed in range(1000 * THOUSANDS):
+    for seed in range(ORDERS_DRAWN):
         draw = random.Random(seed)
         (strategy, bound), workers = random_eager(draw), draw.randint(1, 9)
         how: dict[str, Any] = random_end(draw) | {"network": random_network(draw), "compute_s": random_times(draw)}
@@ -104,7 +104,7 @@ def test_random_schedules_of_eager_conserve_every_gradient() -> None:
 
 
 def test_random_schedules_of_wagma_end_within_their_bound() -> None:
-    for seed in range(1000 * THOUSANDS):
+    for seed in range(ORDERS_DRAWN):
         draw = random.Random(seed)
         workers, late, bound = draw.randint(1, 9), draw.choice([0, 0, 1]), draw.choice([None, 1, 2, 4])
         how: dict[str, Any] = {"tau": draw.choice([None, 1, 3, 10])} if not bound else {}

@@ -1,7 +1,7 @@
 """Self-clocked averaging in every order of arrivals of three and four workers, and in random ones of up to nine.
 
 A worker's step is 1 in the slot of (rank, step), so the sum of all weights must hold 1 in each slot at the end, whoever
-was in which round with whom, and whatever was handed in while it was under way. ``OFFBEAT_STRESS=full`` draws more.
+was in which round with whom, and whatever was handed in while it was under way. ``make long`` draws more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import offbeat as ob
 from tests.support.orders import (
     HORIZON,
-    THOUSANDS,
+    ORDERS_DRAWN,
     count,
     interleavings,
     random_end,
@@ -87,7 +87,7 @@ def random_self_clocked(draw: random.Random, workers: int) -> ob.Strategy:
 
 
 def test_random_schedules_of_self_clocked_conserve_every_step() -> None:
-    for seed in range(1000 * THOUSANDS):
+    for seed in range(ORDERS_DRAWN):
         draw = random.Random(seed)
         workers = draw.randint(1, 9)
         strategy = random_self_clocked(draw, workers)

@@ -17,6 +17,7 @@ import offbeat as ob
 from offbeat.method import pacing
 from offbeat.strategies.by_speed import Came
 from tests.support.formulas import AT_ONCE, HEAVY, LR, MOMENTUM, close, start
+from tests.support.long import LONG
 
 DILOCO_S = (0.58, 0.75, 1.51, 3.33)
 PAIRS = {
@@ -171,7 +172,7 @@ SHORT: dict[str, tuple[Any, dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("name", [name for name in SHORT if LONG or name != "diloco, said twice"])
 def test_speed_as_the_period_is_the_default_one_with_steps_by_speed_bit_for_bit(name: str) -> None:
     """Of two workers, one of half the speed: H steps each, then H and H/2, and their average."""
     make, others, period = SHORT[name]

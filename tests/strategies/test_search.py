@@ -4,14 +4,13 @@ A model with one slot for each sample and learning rate 1 shows what became of e
 its own slot, whatever the weights are, so sums over all workers change only by what they learn. Settings are drawn from
 the signatures (``methods``), so that what is added later is searched too.
 
-``OFFBEAT_STRESS=full`` searches fifty times as long.
+``make long`` searches fifty times as long.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import types
 from collections import defaultdict
 from collections.abc import Callable
@@ -29,9 +28,10 @@ from offbeat.basics import draw
 from offbeat.method.effects import Batch, Done
 from offbeat.method.replica import Replica
 from offbeat.method.strategy import Strategy
+from tests.support.long import unless_long
 from tests.support.methods import CHOICES, a_method, settings_of
 
-EXAMPLES = 4 * (50 if os.environ.get("OFFBEAT_STRESS") == "full" else 1)  # for each setting of a method
+EXAMPLES = unless_long(4, 200)  # for each setting of a method
 STEPS, ROWS = 26, 4  # of one worker, and of a batch, at most: so many samples have a slot
 
 

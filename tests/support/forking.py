@@ -22,6 +22,8 @@ from typing import Any
 from tests.support.forge import Job, Outcome
 from tests.support.ports import hold_port
 
+ENDS_S = 30.0  # a host process that is there so long after its workers is left behind
+
 
 def main(parent: int, socket: int) -> None:
     _die_with(parent)
@@ -57,7 +59,11 @@ def _serve(connection: Connection) -> Callable[[], None] | None:
             connection.send_bytes(pickle.dumps(traceback.format_exc()))
             continue
         gc.freeze()  # or every worker would spend seconds, when it ends, on what it has inherited
-        outcomes = _run(jobs, at_once, Path(folder), connection)
+        try:
+            outcomes = _run(jobs, at_once, Path(folder), connection)
+        except RuntimeError as error:
+            connection.send_bytes(pickle.dumps(str(error)))
+            continue
         if callable(outcomes):
             return outcomes
         connection.send_bytes(pickle.dumps(outcomes))
@@ -102,7 +108,8 @@ def _run(
             ends = [fd for one in running.values() for fd in one.ends.values()]
             if host_processes.door.fileno() in select.select([host_processes.door.fileno(), *ends], [], [], 0.2)[0]:
                 host_processes.start([fd for one in running.values() for fd in one.ends.values()])
-    host_processes.close()
+    if still := host_processes.close():
+        raise RuntimeError(f"host processes that did not end with their workers: {still}")
     return outcomes
 
 
@@ -159,17 +166,17 @@ class _HostProcesses:
         line.send(b"!")
         line.close()
 
-    def close(self) -> None:
-        """They end by themselves, with their workers."""
+    def close(self) -> list[int]:
+        """They end by themselves, with their workers. Those that did not."""
         self.door.close()
-        end_s = time.monotonic() + 10
+        end_s = time.monotonic() + ENDS_S
         while self._pids and time.monotonic() < end_s:
             self._pids = [one for one in self._pids if os.waitpid(one, os.WNOHANG)[0] == 0]
             time.sleep(0.002)
         for pid in self._pids:
-            print(f"the host process {pid} did not end", file=sys.stderr)
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+        return self._pids
 
 
 def _agent(connection: Connection) -> tuple[int, int]:

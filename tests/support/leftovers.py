@@ -9,6 +9,7 @@ import os
 import re
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,22 @@ def left(everyones: Iterable[Held], within_s: float = 20.0) -> list[str]:
     while (still := _left(everyones)) and time.monotonic() < end_s:
         time.sleep(0.02)
     return still
+
+
+def left_of(folder: str, within_s: float = 20.0) -> list[str]:
+    """Processes that still have ``folder`` in their environment, as those that a worker has started."""
+    end_s = time.monotonic() + within_s
+    while (still := [pid for pid, text in _environments().items() if folder in text]) and time.monotonic() < end_s:
+        time.sleep(0.1)
+    return [f"process {pid}" for pid in sorted(still)]
+
+
+def _environments() -> dict[int, str]:
+    out = {}
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has ended, or is somebody else's
+            out[int(file.parent.name)] = file.read_text(errors="replace")
+    return out
 
 
 def _left(everyones: list[Held]) -> list[str]:

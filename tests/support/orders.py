@@ -1,20 +1,19 @@
 """Orders in which workers finish their steps, every one of few or drawn ones of many, and a count of what came of each.
 
-A worker's gradient is −1 in the slot of (rank, step), so that slots say what became of it. ``OFFBEAT_STRESS=full``
-draws three times as many.
+A worker's gradient is −1 in the slot of (rank, step), so that slots say what became of it.
 """
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from typing import Any
 
 import offbeat as ob
+from tests.support.long import unless_long
 from tests.support.witness import Witness, one_hot, witnessed
 
-THOUSANDS = 3 if os.environ.get("OFFBEAT_STRESS") == "full" else 1
+ORDERS_DRAWN = unless_long(400, 3000)
 HORIZON = 24  # steps of one worker that have a slot
 SLOWLY = ob.Network(latency_s=0.01)  # of the order of the gaps between arrivals: some come while a round is under way
 

@@ -16,6 +16,7 @@ import pytest
 
 from tests.support import forge
 from tests.support.forge import Job, Outcome
+from tests.support.long import unless_long
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -54,13 +55,14 @@ class Turns(Generic[K]):
 
 EVERY_CARRIER = ("shm", "each", "hosts")
 # A column of the tables of laws, countings and failures. Of hosts, those with several ranks show the most.
-CARRIERS = EVERY_CARRIER if os.environ.get("OFFBEAT_STRESS") == "full" else ("shm", "hosts")
+CARRIERS = unless_long(("shm", "hosts"), EVERY_CARRIER)
 
 
 def over(rank: int, carrier: str, function: Callable[..., T], *args: Any) -> T:
     """Call ``function`` where vectors go this way; ``"hosts"``: as if every two ranks had a host of their own, and
     ``"each"`` as if each had; ``"split"``: as if the first three had one, and the others another; ``"long"``: through
-    the host process, as if vectors were long."""
+    the host process, as if vectors were long; ``"peers"``: as if each rank had a GPU that reads the others' memory, and
+    ``"apart"``: one that does not."""
     hosts = {"hosts": rank // 2, "each": rank, "split": int(rank >= 3)}
     with pytest.MonkeyPatch.context() as patch:
         if carrier in hosts:
@@ -68,6 +70,8 @@ def over(rank: int, carrier: str, function: Callable[..., T], *args: Any) -> T:
         elif carrier == "long":
             patch.setattr("offbeat.live.worker.channel_client.LONG_BYTES", 0)
             patch.setattr("offbeat.live.worker.weights_client.LONG_BYTES", 0)
+        elif carrier in ("peers", "apart"):
+            patch.setenv("OFFBEAT_GPUS", "each" if carrier == "apart" else carrier)
         else:
             patch.setenv("OFFBEAT_CARRIER", carrier)
         return function(rank, *args)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from offbeat.cli import main
 from offbeat.runs import order as orders
 from tests.support import forge
 from tests.support.in_step import DEPENDS_ON_TIMING
+from tests.support.launching import quick_launches
+from tests.support.long import LONG
 from tests.support.scenarios import Call, Told, Turns, in_turn, over, scenario
 from tests.support.timed import BY_SPEED, IN_NODES, IN_SMALL_BUCKETS, TIMED
 
@@ -48,9 +50,6 @@ def task() -> ob.Task:
     return ob.tasks.digits(batch=8, hidden=12, momentum=0.9, lr=0.05, dtype=torch.float64)
 
 
-# Unless ``OFFBEAT_STRESS=full``, what other rows show is left out. In step nothing is a matter of time, and test_twins
-# has the rest: left to a replay are data that end, and averages. Three and four late workers are among the later rows.
-FULL = os.environ.get("OFFBEAT_STRESS") == "full"
 IN_PAIRS = ("self_clocked", "self_clocked, coded", "self_clocked, drawing, coded", "wagma, coded")
 OF_THOSE_IN_STEP = ("three, uneven", "four, late, uneven and averaged", f"four, late and uneven, {ON_TWO_HOSTS}")
 
@@ -61,11 +60,8 @@ def is_shown_elsewhere(name: str, run: str) -> bool:
     if run.endswith("long"):  # what is in step, and what is coded, other rows show
         coded, kind = TIMED[name].settings.get("codec") not in (None, "auto"), TIMED[name].name
         return coded or kind not in DEPENDS_ON_TIMING or kind == "nonblocking"
-    if FULL or name in BY_SPEED or name in IN_NODES:
-        return False
-    return run in ("four, late", "three, late and averaged") or (
-        TIMED[name].name not in DEPENDS_ON_TIMING and run not in OF_THOSE_IN_STEP
-    )
+    # In step nothing is a matter of time; test_twins has the rest, left to a replay are data that end, and averages.
+    return TIMED[name].name not in DEPENDS_ON_TIMING and run not in OF_THOSE_IN_STEP and not LONG
 
 
 def fits(name: str, run: str) -> bool:
@@ -75,6 +71,23 @@ def fits(name: str, run: str) -> bool:
     if name in BY_SPEED:
         return not averages
     return name not in IN_NODES or (len(batches) % 2 == 0 and not averages)
+
+
+def table() -> list[tuple[str, str]]:
+    """At every change a method sees one run of few workers, one of more, and one of hosts or long vectors: that which
+    was seen least."""
+    few, of_hosts = list(RUNS)[:3], [run for run in RUNS if "host" in run or "long" in run]
+    more = [run for run in RUNS if run not in (*few, *of_hosts)]
+    out, seen = list[tuple[str, str]](), Counter[str]()
+    for name in TIMED:
+        for runs in (few, more, of_hosts):
+            fitting = [run for run in runs if fits(name, run)]
+            out += [(name, run) for run in (fitting if LONG else sorted(fitting, key=seen.__getitem__)[:1])]
+            seen[out[-1][1]] += 1
+    return out
+
+
+TABLE = table()
 
 
 def train(rank: int, name: str, run: str, folder: str) -> Tensor:
@@ -107,22 +120,24 @@ def train_on_a_host(rank: int, name: str, run: str, folder: str) -> Tensor:
         return train(rank, name, run, folder)
 
 
-Ran = tuple[Path, dict[str, Turns[str]]]
+Ran = tuple[Path, Callable[[str], Turns[str]]]
 OfHosts = tuple[tuple[int, ...], int, float]  # homes, hosts, how far apart
 
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[Ran]:
     with tempfile.TemporaryDirectory() as folder:
-        ran = {}
-        for run, (batches, _, _) in RUNS.items():
-            names = [name for name in TIMED if fits(name, run)]
+
+        @cache
+        def ran(run: str) -> Turns[str]:
+            names = [name for name, its in TABLE if its == run]
             calls = {name: Call(train, (name, run, folder)) for name in names}
             for way in (way for words, way in WAYS.items() if words in run):
                 calls = {name: Call(over, (way, train, name, run, folder)) for name in names}
             if ON_THEIR_OWN in run:
                 calls = {name: Call(train_on_a_host, (name, run, folder)) for name in names}
-            ran[run] = in_turn(calls, len(batches), init=False)
+            return in_turn(calls, len(RUNS[run][0]), init=False)
+
         yield Path(folder), ran
 
 
@@ -187,7 +202,9 @@ def said_of_hosts(rank: int, methods: Sequence[ob.Strategy]) -> dict[str, OfHost
                 optimizer.finish()
             dist.barrier()
             about, ended = orders.read(folder).about, torch.nn.utils.parameters_to_vector(model.parameters())
-            apart = (ob.replay(folder, task()).final - ended.detach()).abs().max()
+            final = torch.empty_like(ended) if rank else ob.replay(folder, task()).final
+            dist.broadcast(final, 0)
+            apart = (final - ended.detach()).abs().max()
             out[str(strategy)] = about.homes, about.hosts, float(apart)
             dist.barrier()
     return out
@@ -224,10 +241,10 @@ def test_every_method_is_in_the_table() -> None:
     assert {strategy.name for strategy in TIMED.values()} == set(ob.STRATEGIES)
 
 
-@pytest.mark.parametrize(("name", "run"), [(name, run) for run in RUNS for name in TIMED if fits(name, run)])
+@pytest.mark.parametrize(("name", "run"), TABLE)
 def test_a_replayed_run_ends_with_the_weights_of_the_live_one(live: Ran, name: str, run: str) -> None:
     folder, ran = live
-    everyone = ran[run][name]
+    everyone = ran(run)[name]
     strategy = TIMED[name] if IN_SMALL_BUCKETS in name else None
     assert (ob.replay(folder / run / name, task(), strategy=strategy).final - everyone[0]).abs().max() < 1e-9
 
@@ -236,7 +253,8 @@ def test_what_is_replayed_of_hosts_was_coded(live: Ran, tmp_path: Path) -> None:
     """The same order on one host, where nothing is, ends elsewhere."""
     folder, ran = live
     run = next(run for run in RUNS if ON_THEIR_OWN in run)
-    order, everyone = orders.read(folder / run / "self_clocked"), ran[run]["self_clocked"]
+    name = next(name for name, its in TABLE if its == run and TIMED[name].settings.get("codec") == "auto")
+    everyone, order = ran(run)[name], orders.read(folder / run / name)
     assert order.about.homes == tuple(range(len(everyone)))
     assert order.about.hosts == len(everyone)
     replace(order, about=replace(order.about, hosts=1)).write(tmp_path)
@@ -245,9 +263,9 @@ def test_what_is_replayed_of_hosts_was_coded(live: Ran, tmp_path: Path) -> None:
 
 def test_what_train_saves_simulate_replays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "kept"
-    assert (
-        main(["train", "eager", "--workers", "2", "--steps", "12", "--delay", "1 rank 5ms", "--save", str(kept)]) == 0
-    )
+    words = ["--workers", "2", "--steps", "12", "--delay", "1 rank 5ms", "--save", str(kept)]
+    with quick_launches():
+        assert main(["train", "eager", *words]) == 0
     live = capsys.readouterr()
     assert f"wrote {kept}" in live.err
     assert main(["simulate", "--replay", str(kept)]) == 0

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import offbeat as ob
 from tests.support.in_step import DEPENDS_ON_TIMING, IN_STEP
+from tests.support.long import every_or_in_turns
 from tests.support.scenarios import Call, Turns, in_turn, over
 
 pytestmark = pytest.mark.live
@@ -18,8 +19,9 @@ pytestmark = pytest.mark.live
 STEPS = 12
 # How many workers, whether some of their steps take longer, and which way their vectors go ("": whichever is best).
 Run = tuple[int, bool, str]
-RUNS: list[Run] = [(1, False, ""), (2, False, ""), (3, True, ""), (4, False, ""), (5, True, "")]
-RUNS += [(2, False, "each"), (3, True, "each"), (4, True, "each"), (4, False, "hosts"), (5, True, "hosts")]
+ON_ONE_HOST: list[Run] = [(2, False, ""), (3, True, ""), (5, True, ""), (4, False, ""), (1, False, "")]
+EACH_ON_ITS_OWN: list[Run] = [(3, True, "each"), (4, True, "each"), (2, False, "each")]
+ON_HOSTS: list[Run] = [(5, True, "hosts"), (4, False, "hosts")]
 
 
 def task() -> ob.Task:
@@ -52,37 +54,37 @@ def simulated(name: str, workers: int, hosts: int | None) -> ob.Run:
     return ob.simulate(IN_STEP[name], task(), workers=workers, steps=STEPS, network=ob.Network(hosts=hosts))
 
 
-TABLE = [(name, run) for run in RUNS for name in IN_STEP if is_told_by_the_simulator(name, run)]
-Ran = dict[Run, Turns[str]]
+TABLE = every_or_in_turns(IN_STEP, ON_ONE_HOST, EACH_ON_ITS_OWN, ON_HOSTS)
 
 
-@pytest.fixture(scope="module")
-def live() -> Ran:
-    return {
-        (size, pauses, way): in_turn(
-            {name: Call(over, (way, train, name, pauses)) if way else Call(train, (name, pauses)) for name in IN_STEP},
-            size,
-            init=False,
-        )
-        for size, pauses, way in RUNS
-    }
+@cache
+def live(run: Run) -> Turns[str]:
+    size, pauses, way = run
+    calls = [(name, Call(over, (way, train, name, pauses)) if way else Call(train, (name, pauses))) for name in IN_STEP]
+    return in_turn({name: call for name, call in calls if (name, run) in TABLE}, size, init=False)
 
 
 def test_every_strategy_that_does_not_depend_on_timing_is_in_the_table() -> None:
     assert {s.name for s in IN_STEP.values()} == set(ob.STRATEGIES) - DEPENDS_ON_TIMING  # those: test_replay_live
 
 
-@pytest.mark.parametrize(("name", "run"), TABLE, ids=lambda one: "-".join(map(str, one)) if type(one) is tuple else one)
-def test_live_weights_equal_simulated_ones(live: Ran, name: str, run: Run) -> None:
+def in_words(one: Run | str) -> str:
+    return one if isinstance(one, str) else "-".join(map(str, one))
+
+
+TOLD = [(name, run) for name, run in TABLE if is_told_by_the_simulator(name, run)]
+
+
+@pytest.mark.parametrize(("name", "run"), TOLD, ids=in_words)
+def test_live_weights_equal_simulated_ones(name: str, run: Run) -> None:
     there = simulated(name, run[0], None if run[2] else 1)
-    before = torch.stack([before for before, _ in live[run][name]])
-    after = torch.stack([after for _, after in live[run][name]])
+    before = torch.stack([before for before, _ in live(run)[name]])
+    after = torch.stack([after for _, after in live(run)[name]])
     assert (before - there.weights).abs().max() < 1e-9
     assert (after - there.final).abs().max() < 1e-9
 
 
-@pytest.mark.parametrize("name", IN_STEP)
-def test_all_ranks_end_with_the_same_bits(live: Ran, name: str) -> None:
-    for turns in live.values():
-        everyone = turns[name]
-        assert all(torch.equal(after, everyone[0][1]) for _, after in everyone)
+@pytest.mark.parametrize(("name", "run"), TABLE, ids=in_words)
+def test_all_ranks_end_with_the_same_bits(name: str, run: Run) -> None:
+    everyone = live(run)[name]
+    assert all(torch.equal(after, everyone[0][1]) for _, after in everyone)

@@ -16,6 +16,7 @@ import torch
 import offbeat as ob
 from tests.support import forge
 from tests.support.forge import Job, hear, say
+from tests.support.long import every_or_in_turns, unless_long
 from tests.support.nets import loss, net, sgd
 from tests.support.scenarios import over
 
@@ -179,7 +180,7 @@ def fine(rank: int) -> None:
 
 
 def _job(way: str, function: Callable[..., Any], size: int, *args: Any, hosts: bool = False, whole: bool = True) -> Job:
-    """``whole``: the interpreters are taken down, too, which is most of the work; in tables every other row's are.
+    """``whole``: the interpreters are taken down, too, which is most of the work; in tables every fourth row's are.
     ``hosts``: rank 0 has the store."""
     return Job(over, size, (way, function, *args), timeout_s=120, whole_end=whole, rank_0_hosts=hosts)
 
@@ -196,16 +197,20 @@ RAISED += [("dasgd", "plain", "shm"), ("qsgd", "plain", "each")]
 KILLED = [("allreduce", 1, "hosts"), ("local_sgd", 1, "shm"), ("dasgd", 1, "hosts"), ("dpsgd", 1, "each")]
 KILLED += [("allreduce", 0, "each"), ("dpsgd", 0, "shm"), ("noloco", 0, "hosts")]
 INTERRUPTED = [("allreduce", "shm"), ("local_sgd", "shm"), ("dasgd", "each")]
+FINE = every_or_in_turns(WAYS, (False, True))  # whether rank 0 has the store
+WHOLE = unless_long(4, 2)
 PLAN: dict[Any, Job] = {
-    **{key: _job(key[2], failing, SIZE, *key[:2], whole=k % 2 == 0) for k, key in enumerate(RAISED)},
-    **{key: _job(key[2], failing, SIZE, key[0], "killed", key[1], whole=k % 2 == 0) for k, key in enumerate(KILLED)},
+    **{key: _job(key[2], failing, SIZE, *key[:2], whole=k % WHOLE == 0) for k, key in enumerate(RAISED)},
+    **{
+        key: _job(key[2], failing, SIZE, key[0], "killed", key[1], whole=k % WHOLE == 1) for k, key in enumerate(KILLED)
+    },
     "hosting": _job("shm", failing, SIZE, "local_sgd", "killed", 0, hosts=True),
     **{("end", way): _job(way, failing_at_the_end, SIZE, whole=way == "hosts") for way in WAYS},
     **{("patient", way): _job(way, patient, 3, whole=way == "each") for way in WAYS},
     **{("busy", way): _job(way, killed_beside_a_busy_one, 3, whole=way == "shm") for way in WAYS},
     **{("cut off", way): _job(way, cut_off, 2, whole=way == "each") for way in ("shm", "each")},
-    **{("interrupted", *key): _job(key[1], interrupted, 2, key[0]) for key in INTERRUPTED},
-    **{("fine", way, k): _job(way, fine, 3, hosts=k == 0) for k in range(2) for way in WAYS},
+    **{("interrupted", *key): _job(key[1], interrupted, 2, key[0], whole=key[1] == "each") for key in INTERRUPTED},
+    **{("fine", *key): _job(key[0], fine, 3, hosts=key[1]) for key in FINE},
 }
 
 Ended = dict[Any, list[forge.Outcome]]
@@ -290,8 +295,7 @@ def test_an_interrupt_ends_a_wait_at_once(ended: Ended, name: str, way: str) -> 
     assert waiting.value < 10
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("k", range(2))
-def test_a_run_that_ends_well_ends_all_processes(ended: Ended, k: int, way: str) -> None:
-    outcomes = ended["fine", way, k]
+@pytest.mark.parametrize(("way", "hosts"), FINE)
+def test_a_run_that_ends_well_ends_all_processes(ended: Ended, hosts: bool, way: str) -> None:
+    outcomes = ended["fine", way, hosts]
     assert [(o.exit_code, o.hung, o.stderr) for o in outcomes] == [(0, False, "")] * 3

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import offbeat as ob
 from tests.support.in_step import IN_STEP
+from tests.support.long import every_or_in_turns
 from tests.support.scenarios import Call, Turns, in_turn, over
 
 pytestmark = pytest.mark.live
@@ -167,8 +168,10 @@ def run(rank: int, name: str, fails: bool) -> dict[str, Any]:
     return out
 
 
-GROUPS = [(size, fails) for size in (1, 3, 4) for fails in (False, True)]
-EVERY = [(size, fails, name) for size, fails in GROUPS for name in (NODES if size == 4 else CASES)]
+OF_THREE, OF_FOUR = (3, False), [(4, False), (4, True)]
+OTHERWISE = [(1, False), (3, True), (1, True)]
+EVERY = [(*group, name) for name, group in every_or_in_turns(CASES, [OF_THREE], OTHERWISE)]
+EVERY += [(*group, name) for name in NODES for group in OF_FOUR]
 Ran = dict[tuple[int, bool], Turns[str]]
 each_run = pytest.mark.parametrize(("size", "fails", "name"), EVERY)
 
@@ -176,8 +179,8 @@ each_run = pytest.mark.parametrize(("size", "fails", "name"), EVERY)
 @pytest.fixture(scope="module")
 def ran() -> Ran:
     return {
-        (size, fails): in_turn({n: Call(run, (n, fails)) for n in (NODES if size == 4 else CASES)}, size)
-        for size, fails in GROUPS
+        (size, fails): in_turn({n: Call(run, (n, fails)) for *its, n in EVERY if its == [size, fails]}, size)
+        for size, fails in (OF_THREE, *OTHERWISE, *OF_FOUR)
     }
 
 

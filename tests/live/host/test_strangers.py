@@ -80,7 +80,7 @@ STRANGERS: dict[str, tuple[bytes, str]] = {
     "a kind that does not exist": (HEAD.pack(2, 255) + b"[]", CLOSED),
     "a worker's message": (packed(Release("1/eager", 0, 0)), CLOSED),
 }
-ENDLESS = {"what": "weights", "run": "", "size": 2, "kinds": [["float64", 1 << 60]], "parameters": 0, "gpu": ""}
+ENDLESS = {"what": "weights", "run": "", "size": 2, "kinds": [["float64", 1 << 60]], "parameters": 0, "gpus": []}
 # What is said by one who has shown the token. ``key``: of the channel at which the others train.
 Says = Callable[[str], bytes]
 OF_THE_JOB: dict[str, tuple[Says, str]] = {

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,10 +22,18 @@ import offbeat as ob
 from offbeat.cli import main
 from offbeat.live.job.launch import launch
 from offbeat.report.folder import recorded
+from tests.support.launching import quick_launches
 
 pytestmark = pytest.mark.live
 
 HANGS_S = 300.0  # after so long a process is taken to hang
+
+
+@pytest.fixture(autouse=True)
+def quick() -> Iterator[None]:
+    """What is launched from this process; what is interrupted is launched from another one, and starts as for users."""
+    with quick_launches():
+        yield
 
 
 def failing_batch(rank: int, step: int) -> tuple[Tensor, ...]:

@@ -1,9 +1,10 @@
-"""The scripts of docs/recipes.md and of examples/ run with two processes: one of each kind under plain torchrun, the
-others as torchrun would start them, in processes that are forked."""
+"""The scripts of docs/recipes.md and of examples/ run with two processes: one under plain torchrun, the others as
+torchrun would start them, in processes that are forked."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import re
@@ -13,12 +14,14 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
 from tests.support import forge
 from tests.support.forge import Job
+from tests.support.long import long
 
 pytestmark = pytest.mark.live
 
@@ -72,10 +75,14 @@ def quick(script: Path, *arguments: str, size: int = 2) -> str:
 
 
 def run_here(rank: int, script: str, *arguments: str) -> str:
-    """The same in a process that has imported torch before; what this rank prints."""
+    """The same in a process that has imported torch before; what this rank prints.
+
+    What is compiled is traced and run without C++: a C++ compiler would take most of the time of all recipes.
+    """
     os.chdir(Path(script).parent)
     sys.argv = [script, *arguments]
-    with contextlib.redirect_stdout(io.StringIO()) as told:
+    traced = mock.patch("torch.compile", functools.partial(torch.compile, backend="aot_eager"))
+    with traced, contextlib.redirect_stdout(io.StringIO()) as told:
         runpy.run_path(script, run_name="__main__")
     return told.getvalue()
 
@@ -84,8 +91,7 @@ def run_here(rank: int, script: str, *arguments: str) -> str:
 def test_a_recipe_runs_with_two_processes(name: str, tmp_path: Path) -> None:
     script = tmp_path / f"{name}.py"
     script.write_text(RECIPES[name], encoding="utf-8")
-    # The compiler starts processes of its own, which a fork is not made for. Rates are searched in the simulator.
-    told = run(script) if name == "compiled" else quick(script, size=1 if name == "rates" else 2)
+    told = quick(script, size=1 if name == "rates" else 2)  # rates are searched in the simulator
     if name == "from_ddp":
         assert torch.load(tmp_path / "model.pt", weights_only=True).keys() == {"weight", "bias"}
         assert told.count("rank  steps  own time") == 2
@@ -96,13 +102,24 @@ def test_a_recipe_runs_with_two_processes(name: str, tmp_path: Path) -> None:
         assert len(used) == 2
         assert all(int(number) > 0 for pair in used for number in pair)
     if name == "compiled":
-        ends = [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", told)]
-        assert len(ends) == 2
-        assert max(ends) < 4  # 8 is what knowing nothing costs
+        has_learned(told)
     if name == "rates":
         found = re.findall(r"(\w+): (\S+) of the rate of all-reduce", told)
         assert {method for method, _ in found} == {"local_sgd", "self_clocked"}
         assert all(0.5 <= float(ratio) <= 2 for _, ratio in found), told  # the rule of the page, on this small task
+
+
+def has_learned(told: str) -> None:
+    ends = [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", told)]
+    assert len(ends) == 2
+    assert max(ends) < 4  # 8 is what knowing nothing costs
+
+
+@long
+def test_what_is_compiled_by_a_compiler_runs_with_two_processes(tmp_path: Path) -> None:
+    script = tmp_path / "compiled.py"
+    script.write_text(RECIPES["compiled"], encoding="utf-8")
+    has_learned(run(script))  # the compiler starts processes of its own, which a fork is not made for
 
 
 def test_a_job_that_is_told_to_leave_ends_after_its_step_and_goes_on_from_there(tmp_path: Path) -> None:
@@ -168,7 +185,7 @@ def test_the_image_model_reads_most_digits() -> None:
 
 @pytest.mark.skipif(find_spec("minigrid") is None, reason="needs MiniGrid: pip install 'offbeat[examples]'")
 def test_ppo_learns_to_find_the_goal_though_episodes_end_when_they_end() -> None:
-    told = run(ROOT / "examples" / "ppo.py", "--world", "MiniGrid-Empty-5x5-v0")
+    told = quick(ROOT / "examples" / "ppo.py", "--world", "MiniGrid-Empty-5x5-v0")
     found = re.search(r"mean return (\d\.\d+) on new episodes, 2 workers", told)
     assert found is not None
     assert float(found[1]) > 0.5  # 0.2 is what walking about finds, 0.8 to 0.95 what is learned in 40 turns

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.long import long
 from tests.support.ports import hold_port
 
 pytestmark = pytest.mark.live
@@ -64,6 +65,7 @@ def results(folder: Path, size: int) -> None:
         assert all(torch.equal(weights[name], saved[0][2][name]) for name in weights)
 
 
+@long  # as the first job of the documentation does at every change
 def test_a_plain_script_trains_under_torchrun(tmp_path: Path) -> None:
     code, stderr = ended(torchrun(tmp_path, ["--standalone", "--nproc-per-node", "2"], "local_sgd"))
     assert code == 0, stderr

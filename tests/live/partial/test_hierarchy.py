@@ -6,8 +6,7 @@ import dataclasses
 import random
 import signal
 import time
-from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -21,6 +20,7 @@ from offbeat.runs.trace import Round
 from tests.support import forge
 from tests.support.counted import AT_MOST, Seen, counted, failing_early, now_and_then
 from tests.support.forge import Job
+from tests.support.long import every_or_in_turns
 from tests.support.scenarios import CARRIERS, Call, Told, Turns, in_turn, over, scenario
 
 pytestmark = pytest.mark.live
@@ -52,24 +52,21 @@ def one_pair(rank: int, name: str, batches: tuple[int, ...], average_at: tuple[i
     return counted(rank, len(batches), PAIRS[name], batches, late, average_at)
 
 
-Ran = dict[tuple[int, ...], Turns[str]]
+@cache
+def ran(carrier: str, batches: tuple[int, ...], average_at: tuple[int, ...] = ()) -> Turns[str]:
+    calls = {name: Call(over, (carrier, one_pair, name, batches, average_at)) for name in PAIRS}
+    return in_turn(calls, len(batches), init=False)
 
 
-def runs(carrier: str, every: Sequence[tuple[int, ...]], average_at: tuple[int, ...]) -> Ran:
-    return {
-        b: in_turn({n: Call(over, (carrier, one_pair, n, b, average_at)) for n in PAIRS}, len(b), init=False)
-        for b in every
-    }
-
-
-@pytest.fixture(scope="module", params=NODES_ON)
-def ran(request: pytest.FixtureRequest) -> Ran:
-    return runs(request.param, [EVEN, UNEVEN, EMPTY], ())
-
-
-@pytest.fixture(scope="module", params=NODES_ON)
-def averages(request: pytest.FixtureRequest) -> Ran:
-    return runs(request.param, AVERAGED, (2, 5))
+# With even data over every carrier; with others, at every change, over one.
+RUNS = [(EVEN, carrier) for carrier in NODES_ON] + every_or_in_turns((UNEVEN, EMPTY), NODES_ON)
+RUNS_WITH_AVERAGES = every_or_in_turns(AVERAGED, NODES_ON)
+WORDS = {
+    EVEN: "even", UNEVEN: "uneven", EMPTY: "an empty node", AVERAGED[0]: "a rank has finished",
+    AVERAGED[1]: "a node has finished",
+}  # fmt: skip
+of_runs = pytest.mark.parametrize(("batches", "carrier"), RUNS, ids=lambda one: WORDS.get(one, one))
+on_both = pytest.mark.parametrize("carrier", NODES_ON)
 
 
 def applied(batches: tuple[int, ...]) -> torch.Tensor:
@@ -83,31 +80,33 @@ def applied(batches: tuple[int, ...]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("batches", [EVEN, UNEVEN, EMPTY], ids=["even", "uneven", "an empty node"])
+@of_runs
 def test_a_run_of_nodes_ends_with_equal_replicas_and_leaves_nothing_behind(
-    ran: Ran, batches: tuple[int, ...], name: str
+    batches: tuple[int, ...], carrier: str, name: str
 ) -> None:
-    everyone: list[Seen] = ran[batches][name]
+    everyone: list[Seen] = ran(carrier, batches)[name]
     assert all(torch.equal(one.final, everyone[0].final) for one in everyone)
     assert [(one.threads, one.sockets) for one in everyone] == [([], 0)] * len(batches)
 
 
 @pytest.mark.parametrize("name", [n for n in PAIRS if n not in ("wagma", "wagma, coded")])
-@pytest.mark.parametrize("batches", [EVEN, UNEVEN, EMPTY], ids=["even", "uneven", "an empty node"])
-def test_every_sample_of_every_node_is_applied_once(ran: Ran, batches: tuple[int, ...], name: str) -> None:
-    assert torch.allclose(ran[batches][name][0].final * len(batches), applied(batches), rtol=0, atol=1e-9)
+@of_runs
+def test_every_sample_of_every_node_is_applied_once(batches: tuple[int, ...], carrier: str, name: str) -> None:
+    final = ran(carrier, batches)[name][0].final
+    assert torch.allclose(final * len(batches), applied(batches), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_all_ranks_of_a_node_name_the_ways(ran: Ran, name: str, request: pytest.FixtureRequest) -> None:
-    carrier = request.node.callspec.params["ran"]
-    for seen in ran[EVEN][name]:
+@on_both
+def test_all_ranks_of_a_node_name_the_ways(carrier: str, name: str) -> None:
+    for seen in ran(carrier, EVEN)[name]:
         assert seen.carriers == (("shm",) if carrier == "shm" else ("shm", "tcp"))
 
 
 @pytest.mark.parametrize("name", ["first", "bounded", "wagma"])
-def test_rounds_are_told_by_leaders_and_name_whole_nodes(ran: Ran, name: str) -> None:
-    outs: list[Seen] = ran[EVEN][name]
+@on_both
+def test_rounds_are_told_by_leaders_and_name_whole_nodes(carrier: str, name: str) -> None:
+    outs: list[Seen] = ran(carrier, EVEN)[name]
     assert [bool(out.rounds) for out in outs] == [True, False, True, False]
     for out in outs:
         for r in out.rounds:
@@ -118,9 +117,9 @@ def test_rounds_are_told_by_leaders_and_name_whole_nodes(ran: Ran, name: str) ->
 
 
 @pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("batches", AVERAGED, ids=["a rank has finished", "a node has finished"])
-def test_an_average_in_the_middle_makes_all_nodes_equal(averages: Ran, batches: tuple[int, ...], name: str) -> None:
-    outs: list[Seen] = averages[batches][name]
+@pytest.mark.parametrize(("batches", "carrier"), RUNS_WITH_AVERAGES, ids=lambda one: WORDS.get(one, one))
+def test_an_average_in_the_middle_makes_all_nodes_equal(batches: tuple[int, ...], carrier: str, name: str) -> None:
+    outs: list[Seen] = ran(carrier, batches, (2, 5))[name]
     training = [out for out, count in zip(outs, batches, strict=True) if count]
     assert [len(out.averages) for out in outs] == [2 if count else 0 for count in batches]
     for number in (0, 1):

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 import offbeat as ob
 from tests.support import forge
 from tests.support.forge import Job, hear, say
+from tests.support.long import unless_long
 from tests.support.nets import flat, loss, net, sgd, trained
 from tests.support.scenarios import Call, Told, Turns, in_turn, scenario
 
@@ -55,7 +56,7 @@ KINDS = (
     "all_reduce", "a wait for an asynchronous one", "barrier", "monitored_barrier", "all_gather_object",
     "a group of two", "messages around", "DDP of another model", "a checkpoint",
 )  # fmt: skip
-EVERYWHERE = ("all_reduce", "DDP of another model")
+EVERYWHERE = unless_long(("all_reduce",), ("all_reduce", "DDP of another model"))
 Meet = Callable[[int], None]
 
 
@@ -110,7 +111,8 @@ def meetings(folder: str) -> dict[str, Meet]:
 
 
 def table() -> list[tuple[str, str]]:
-    """Every method beside the two kinds that are noticed in different ways; a few beside the others."""
+    """Every method beside the two kinds that are noticed in different ways, one of which in the longer run alone; a few
+    beside the others."""
     few = [name for name in METHODS if METHODS[name].name in ("eager", "wagma")][1::3]
     return [(kind, name) for kind in KINDS for name in (METHODS if kind in EVERYWHERE else few)]
 

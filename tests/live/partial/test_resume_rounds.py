@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from torch import Tensor
 import offbeat as ob
 from tests.support.counted import AT_MOST, Slots, now_and_then, once_each
 from tests.support.forge import hear, say
+from tests.support.long import LONG, every_or_in_turns
 from tests.support.nets import PATIENCE_S, distance, flat, loss, net, sgd
 from tests.support.scenarios import Call, Told, Turns, in_turn, scenario
 
@@ -26,7 +26,6 @@ pytestmark = pytest.mark.live
 T = TypeVar("T")
 STEPS, STOPS, SIZES = 11, (3, 5, 7), (3, 4)
 CODED = ob.codec.qsgd(8)
-FULL = os.environ.get("OFFBEAT_STRESS") == "full"
 
 # Nobody is late in any of these: every round waits for all, so that the result does not depend on timing.
 ALONE = (
@@ -66,10 +65,12 @@ CODING = tuple(
     for codec in ("auto", CODED)
 )
 ON_HOSTS = ", each on a host of its own"  # where all that is sent is coded
-CASES = {
-    size: {str(s): s for s in (*ALONE, *in_nodes)} | {f"{s}{ON_HOSTS}": s for s in (*CODING, *in_nodes)}
+CASES: dict[int, dict[str, ob.Strategy]] = {
+    size: {str(s): s for s in in_nodes} | {f"{s}{ON_HOSTS}": s for s in (*CODING, *in_nodes)}
     for size, in_nodes in zip(SIZES, ((), IN_NODES), strict=True)
 }
+for method, size in every_or_in_turns(ALONE, SIZES):
+    CASES[size][str(method)] = method
 UNLIKE = ob.wagma(2, None, "everyone")
 
 
@@ -118,8 +119,8 @@ def called(name: str, *args: Any) -> Call:
 
 
 def stops(size: int, number: int) -> Sequence[int]:
-    """Of four workers each case is stopped at all of them; of three they take turns, unless ``OFFBEAT_STRESS=full``."""
-    return STOPS if FULL or size == 4 else (STOPS[number % len(STOPS)],)
+    """Each case is stopped at all of them in the longer run; else they take turns."""
+    return STOPS if LONG else (STOPS[(number + size) % len(STOPS)],)
 
 
 @scenario(3)

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import signal
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from offbeat.live.host.channel_server import VECTORS
 from offbeat.method import Replica
 from offbeat.rounds.spares import MANY, MORE
 from tests.support.forge import hear, say
+from tests.support.long import every_or_in_turns
 from tests.support.scenarios import Call, Turns, in_turn
 
 pytestmark = pytest.mark.live
@@ -37,11 +39,11 @@ OPTIMISERS: dict[str, Inner] = {
     "own": lambda ps: Own(ps, lr=0.01, momentum=0.9),
     "adamw": lambda ps: torch.optim.AdamW(ps, lr=0.01, amsgrad=True),
 }
-NUMBERS = 100_000
+NUMBERS = 40_000  # sums of so many are made beside the host process's loop
 COPY_BYTES = NUMBERS * 8
-CASES = [(method, inner, victim) for method in METHODS for inner in OPTIMISERS for victim in (0, 2)]
-TAKEN_OVER = [case for case in CASES if case[1] != "own"]
 Case = tuple[str, str, int]
+CASES: list[Case] = [(*case, who) for case, who in every_or_in_turns(product(METHODS, OPTIMISERS), (0, 2))]
+TAKEN_OVER = [case for case in CASES if case[1] != "own"]
 
 
 class Net(nn.Module):

@@ -20,6 +20,7 @@ from torch import nn
 
 import offbeat as ob
 from tests.support.forge import hear, said, say
+from tests.support.long import LONG, every_or_in_turns
 from tests.support.moments import MOMENTS, at
 from tests.support.scenarios import CARRIERS, Call, Turns, in_turn, over
 
@@ -37,7 +38,7 @@ METHODS = {
     "moments too": ob.self_clocked(wait="first", codec=None, moments=2),
 }
 # The host process makes sums of few at once, and of many beside its loop; "long": as if they were very many.
-NUMBERS = {"few": 100, "many": 100_000, "long": 100_000}
+NUMBERS = {"few": 100, "many": 40_000, "long": 40_000}
 
 
 class Counter(nn.Module):
@@ -173,30 +174,32 @@ def stopped_in_turn(rank: int, name: str, way: str) -> tuple[float, float, int]:
     return counted(model, done)
 
 
-IN_TURN = [(name, way) for name in METHODS for way in (*CARRIERS, "long")]
-CASES = [
-    (name, numbers, victim, where)
-    for m, name in enumerate(METHODS)
-    for numbers, victim, where in (
-        ("few", 0, "computing"),
-        ("many", 1, "computing"),
-        ("few", 0, "holding"),
-        ("long", 1, "computing"),
-        *((list(NUMBERS)[(m + k) % len(NUMBERS)], (m + 2 * k) % SIZE, moment) for k, moment in enumerate(MOMENTS)),
-    )
-]
+Case = tuple[str, str, int, str]
+IN_TURN = every_or_in_turns(METHODS, (*CARRIERS, "long"))
+WHERE = [("few", 0, "computing"), ("many", 1, "computing"), ("long", 1, "computing"), ("few", 0, "holding")]
+
+
+def cases() -> list[Case]:
+    """At every change a method sees half of it, and the next one the other half."""
+    out = list[Case]()
+    for m, name in enumerate(METHODS):
+        kinds = list(NUMBERS)
+        moments = [(kinds[(m + k) % 3], (m + 2 * k) % SIZE, moment) for k, moment in enumerate(MOMENTS)]
+        out += [(name, *case) for k, case in enumerate([*WHERE, *moments]) if LONG or (k + m) % 2 == 0]
+    return out
+
+
+CASES = cases()
 
 
 @pytest.fixture(scope="module")
-def ran() -> Turns[tuple[str, str, int, str]]:
+def ran() -> Turns[Case]:
     calls = {c: Call(over, ("long", stopped, *c)) if "long" in c else Call(stopped, c) for c in CASES}
     return in_turn(calls, SIZE, timeout_s=300)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case)))
-def test_the_others_go_on_and_every_step_counts_once(
-    ran: Turns[tuple[str, str, int, str]], case: tuple[str, str, int, str]
-) -> None:
+def test_the_others_go_on_and_every_step_counts_once(ran: Turns[Case], case: Case) -> None:
     for first, last, steps in ran[case]:
         assert first == pytest.approx(steps, rel=0, abs=1e-9)
         assert last == pytest.approx(steps, rel=0, abs=1e-9)

@@ -1,11 +1,9 @@
 """Many rounds of every size between six processes, and one that the others do not wait for.
 
-``OFFBEAT_STRESS=full`` runs the long version: 2,000 rounds and more, with messages of up to 10⁷ numbers.
+``make long`` runs the long version: 2,000 rounds and more, with messages of up to 10⁷ numbers.
 """
 
 from __future__ import annotations
-
-import os
 
 import pytest
 import torch
@@ -14,15 +12,15 @@ from torch import nn
 import offbeat as ob
 from tests.support.flows import Flow, flow_of
 from tests.support.forge import hear, said, say
+from tests.support.long import LONG
 from tests.support.scenarios import CARRIERS, Call, Turns, in_turn, over
 
 pytestmark = pytest.mark.live
 
 SIZE = 6
-FULL = os.environ.get("OFFBEAT_STRESS") == "full"
 FLOWS = (
     ((1, 700), (1_000, 700), (100_000, 500), (1_000_000, 150), (10_000_000, 30))
-    if FULL
+    if LONG
     else ((1, 25), (1_000, 25), (100_000, 20), (1_000_000, 8))
 )  # (numbers in a message, steps of each worker)
 

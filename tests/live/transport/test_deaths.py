@@ -1,10 +1,9 @@
 """A worker that is killed, leaves or freezes is noticed in every state in which the others can wait for it.
 
 Three plain processes, as under srun or mpirun: nobody kills the others, and the job's store goes with rank 0. The
-others end, their processes too, each with a sentence that names the rank. ``OFFBEAT_STRESS=full`` runs every method in
-every state with every end of every rank, over every carrier; else each method sees each state once, and the ends and
-carriers take turns. So do the states in which the survivors' interpreters are taken down whole, which is most of the
-work: each method's in one.
+others end, their processes too, each with a sentence that names the rank. ``make long`` runs every method in
+every state with every end of every rank, over every carrier; else each method sees two states and two ends, one over
+each carrier, which take turns.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from torch.nn import functional as F
 import offbeat as ob
 from tests.support import forge
 from tests.support.forge import Job
+from tests.support.long import LONG
 from tests.support.nets import batch, flat, loss, net, sgd
 from tests.support.scenarios import CARRIERS, over
 
 pytestmark = pytest.mark.live
 
-FULL = os.environ.get("OFFBEAT_STRESS") == "full"
 SIZE, LAST = 3, 4
 LATE_S = 30.0  # a machine with much else to do; without the news it would be the half hour of patience
 METHODS = {
@@ -109,13 +108,12 @@ Case = tuple[str, str, str, int, str]
 
 
 def cases() -> list[Case]:
-    if FULL:
+    if LONG:
         return [(m, s, *end, way) for m in METHODS for s in STATES for end in ENDS for way in CARRIERS]
-    # A method sees every carrier, all ranks and most ways to end; nine methods see every end over every carrier.
     return [
-        (method, state, *ENDS[(m + 4 * s) % len(ENDS)], CARRIERS[(m // len(ENDS) + s) % len(CARRIERS)])
+        (method, STATES[(m + 2 * k) % 4], *ENDS[(3 * m + k + m // 9) % 9], CARRIERS[(m // 9 + k + m) % len(CARRIERS)])
         for m, method in enumerate(METHODS)
-        for s, state in enumerate(STATES)
+        for k in range(2)
     ]
 
 
@@ -129,19 +127,18 @@ def test_every_method_is_in_the_table_over_every_carrier_and_every_end_in_every_
     assert {(*end, way) for _, _, *end, way in CASES} == {(*end, way) for end in ENDS for way in CARRIERS}
 
 
-def ends_whole(number: int) -> bool:
-    method, state = divmod(number, len(STATES))
-    return FULL or method % len(STATES) == state
+# Those in which the survivors' interpreters are taken down, too: one of each state and kind of end.
+WHOLE = set(CASES) if LONG else set({case[1:3]: case for case in CASES}.values())
 
 
 @pytest.fixture(scope="module")
 def ended() -> dict[Any, list[forge.Outcome]]:
     jobs = [
         Job(
-            mourned, SIZE, case, timeout_s=120, rank_0_hosts=True, whole_end=ends_whole(number),
+            mourned, SIZE, case, timeout_s=120, rank_0_hosts=True, whole_end=case in WHOLE,
             left_behind=case[3] if case[2] == "stopped" else None,
         )
-        for number, case in enumerate(CASES)
+        for case in CASES
     ]  # fmt: skip
     return dict(zip(CASES, forge.run(jobs, at_once=4), strict=True))
 

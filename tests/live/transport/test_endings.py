@@ -2,7 +2,7 @@
 
 Every worker here is a whole process down to the end of its interpreter, and holds the interpreter lock from its last
 line on: a thread that still wants it is then caught waiting, which is else a matter of luck on a busy machine.
-``OFFBEAT_STRESS=full`` runs hundreds of them, beside three busy loops for each core.
+``make long`` runs hundreds of them, beside three busy loops for each core.
 """
 
 from __future__ import annotations
@@ -11,10 +11,6 @@ import atexit
 import ctypes
 import itertools
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -23,13 +19,14 @@ from torch import nn
 
 import offbeat as ob
 from tests.support import forge
+from tests.support.busy import busy
 from tests.support.forge import Job, Outcome
+from tests.support.long import LONG, unless_long
 
 pytestmark = pytest.mark.live
 
-FULL = os.environ.get("OFFBEAT_STRESS") == "full"
 HELD_US = 200_000
-SIZE = 3
+SIZE = unless_long(2, 3)
 METHODS = ("local_sgd", "eager", "allreduce", "ad_psgd", "nonblocking")
 LAST = ("finish", "reduce", "objects")
 GROUPS = ("ours", "destroyed", "forgotten", "kept")
@@ -78,7 +75,7 @@ def end(rank: int, name: str, group: str, last: str) -> None:
 
 def chosen() -> list[Ending]:
     every = [*itertools.product(METHODS, GROUPS[1:], LAST), *((name, "ours", "finish") for name in METHODS)]
-    if FULL:
+    if LONG:
         return every * 7
     return [(name, "forgotten", "reduce") for name in METHODS] + [("local_sgd", group, "finish") for group in GROUPS]
 
@@ -86,17 +83,6 @@ def chosen() -> list[Ending]:
 def run(endings: list[Ending]) -> list[tuple[Ending, list[Outcome]]]:
     jobs = [Job(end, SIZE, one, timeout_s=120, rank_0_hosts=True, whole_end=True) for one in endings]
     return list(zip(endings, forge.run(jobs), strict=True))
-
-
-@contextmanager
-def busy(processes: int) -> Iterator[None]:
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
 
 
 def failures(ended: list[tuple[Ending, list[Outcome]]]) -> list[str]:
@@ -110,7 +96,7 @@ def failures(ended: list[tuple[Ending, list[Outcome]]]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def ended() -> list[tuple[Ending, list[Outcome]]]:
-    with busy(3 * (os.cpu_count() or 1) if FULL else 0):
+    with busy(3 * (os.cpu_count() or 1) if LONG else 0):
         return run(STILL_LETTING_GO + chosen())
 
 

@@ -41,6 +41,35 @@ def test_nccl_is_chosen_only_where_the_user_chose_it_and_nobody_shares_a_gpu(cas
     assert nccl_fits(everyones) is fits
 
 
+def that_read(*each: tuple[str, tuple[str, ...]]) -> list[Equipment]:
+    return [Equipment(None, (own,) if own else (), "", reads) for own, reads in each]
+
+
+ALL = ("a", "b", "c")
+# Where slots lie: as it is, and as if each rank had a GPU of its own, that reads the others' memory or does not.
+SLOTS = {
+    "all on one GPU": (that_read(("a", ALL), ("a", ALL)), ("a",), ("a", "a"), ()),
+    "GPUs that read each other": (that_read(("b", ALL), ("a", ALL)), ("a", "b"), ("b", "a"), ()),
+    "one that reads its own alone": (that_read(("a", ("a",)), ("b", ALL)), (), (), ()),
+    "one that sees no other": (that_read(("a", ("a",)), ("b", ("b",))), (), (), ()),
+    "no GPU": (that_read(("", ()), ("", ())), (), (), ()),
+}
+
+
+@pytest.mark.parametrize("case", SLOTS)
+def test_slots_lie_on_gpus_only_where_each_reads_all(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    everyones, *expected = SLOTS[case]
+    for as_if, found in zip(("", "peers", "each"), expected, strict=True):
+        monkeypatch.setenv("OFFBEAT_GPUS", as_if)
+        assert gpus.of_slots(everyones) == found
+
+
+def test_a_word_that_is_none_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFBEAT_GPUS", "both")
+    with pytest.raises(ob.OffbeatError, match="OFFBEAT_GPUS='both': use 'each' or 'peers'"):
+        gpus.of_slots(that_read(("a", ALL), ("b", ALL)))
+
+
 def asked(rank: int, backend: str, shared: bool) -> tuple[list[Any], Any]:
     """A run whose ranks say that they have GPUs; the group that would be made of them, and the weights at the end."""
     dist.init_process_group("gloo")

@@ -48,7 +48,7 @@ class Transport:
         self.line = board.line
         self._in_step: InStep | None = None  # where there are several ranks
         if board.line is not None:
-            self._in_step = InStep(board.line, board, waiter, self.common_gpu, self.carriers)
+            self._in_step = InStep(board.line, board, waiter, self.gpus_of_slots, self.carriers)
         self.coded = CodedInStep(self)
         nccl = gpus.nccl_fits(self._equipment) and not of_shards  # its group is one of all ranks
         self._nccl: Any = dist.new_group(backend="nccl", timeout=LONG) if nccl else None
@@ -75,16 +75,15 @@ class Transport:
 
     # Memory that a host's ranks share.
 
-    def common_gpu(self, tensors: Sequence[Tensor]) -> str:
-        """The only GPU on which vectors lie that look like these, on all ranks; "": there is no such GPU.
+    def gpus_of_slots(self, tensors: Sequence[Tensor]) -> tuple[str, ...]:
+        """The GPUs on which slots lie for vectors that look like these; none: they lie in memory of the host.
 
-        Where there are several hosts, vectors lie in host memory, from which they leave it.
+        Where there are several hosts, they do, too, since vectors leave it from there.
         """
-        if len(set(self.homes)) > 1:
-            return ""
-        gpus = {gpu for own in self._equipment for gpu in own.gpus}
-        alone = all(t.is_cuda for t in tensors) and len({t.device for t in tensors}) == 1 and len(gpus) == 1
-        return next(iter(gpus)) if alone and hosts.wanted() in (None, "ipc") and not hosts.gpu_each() else ""
+        on_one = all(t.is_cuda for t in tensors) and len({t.device for t in tensors}) == 1
+        if not on_one or len(set(self.homes)) > 1 or hosts.wanted() not in (None, "ipc"):
+            return ()
+        return gpus.of_slots(self._equipment)
 
     # A mix.
 

@@ -6,8 +6,8 @@ chunk in every call, so that a chunk of the result stays in its core's cache whi
 
 Sums are made in the order in which they were asked for: what a sum stands on has been asked for before it. Short ones
 are made at once, by whoever asks: to wake a thread would take longer. Other work on vectors that lie here, such as
-coding, stands in the same row. On a GPU a stream of the host process makes them,
-and they are there when it has come so far, which is looked up.
+coding, stands in the same row. On GPUs a stream of the host process makes them, where the sum is to lie, one after the
+other; they are there when it has come so far, which is looked up.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Making:
         if isinstance(total, Decoded):
             total.put(total.slot)
             return
-        terms = [[(memory.vec(slot), f) for slot, f in term.slots] for term in total.terms]
+        terms = [[(memory.vec(slot, total.slot), f) for slot, f in term.slots] for term in total.terms]
         for p, part in enumerate(memory.vec(total.slot).parts):
             add_up(part, [[(vec.parts[p], f) for vec, f in term] for term in terms], total.divisor)
         memory.note_all(total.slot, [slot for term in total.terms for slot, _ in term.slots])
@@ -111,7 +111,11 @@ class Adders:
         """Make a sum that has a slot. All that it stands on has been asked for before."""
         making = Making(total, memory)
         if isinstance(memory, DeviceSlots):
-            with torch.cuda.stream(self._stream(memory.device)):
+            assert total.slot is not None
+            stream = self._stream(memory.device_of(total.slot))
+            if self._on_gpu:  # another GPU may be making what this stands on
+                stream.wait_event(self._on_gpu[-1].mark)
+            with torch.cuda.stream(stream):
                 making.add()
                 making.mark = torch.cuda.Event()
                 making.mark.record()

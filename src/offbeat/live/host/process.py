@@ -43,6 +43,7 @@ from offbeat.live.host.protocol import Inbox, packed
 from offbeat.live.host.server import BookedServer, Counterparts, Server
 from offbeat.live.host.weights_server import WeightsServer
 from offbeat.live.memory.arena import PAGE_BYTES, PAGES, WORDS, Arena, DeviceSlots, SlotMemory
+from offbeat.live.memory.device import let_read
 from offbeat.live.memory.pages import read_page
 from offbeat.rounds.held import Elsewhere
 
@@ -405,8 +406,10 @@ class Host:
             return BellServer(key, plan, others, self._arena)
         kinds = [(getattr(torch, name), int(n)) for name, n in plan["kinds"]]
         memory: SlotMemory
-        if plan["gpu"]:
-            memory = DeviceSlots(self._arena, kinds, int(plan["notes"]), _gpu(plan["gpu"], kinds))
+        if plan["gpus"]:
+            devices = [_gpu(uuid, kinds) for uuid in plan["gpus"]]
+            let_read(list(dict.fromkeys(devices)))
+            memory = DeviceSlots(self._arena, kinds, int(plan["notes"]), devices)
         else:
             memory = SlotMemory(self._arena, kinds, int(plan["notes"]))
         books = Books(self._arena, memory, self._adders)

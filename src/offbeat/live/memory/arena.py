@@ -5,8 +5,8 @@ with the last process that holds it. It is made larger than will ever be used: p
 written. In front lie *pages*, one for each worker, in which it shows what it is doing; behind them *slots*, each for
 one vector and a note which parameters were used to make it.
 
-Where all vectors lie on one GPU, a slot's numbers are there, and what is behind them here is the note alone. Memory on
-a GPU is the host process's, too: workers open it by its handle.
+Where all vectors lie on one GPU, or on several that read each other's memory, a slot's numbers are there, and what is
+behind them here is the note alone. Memory on a GPU is the host process's, too: workers open it by its handle.
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ class SlotMemory:
         self._vecs: dict[int, Vec] = {}
         self._notes: dict[int, NDArray[np.uint8]] = {}
 
-    def vec(self, slot: int) -> Vec:
+    def vec(self, slot: int, beside: int | None = None) -> Vec:
+        """What a slot holds; ``beside``: as it is seen from where that other slot lies."""
         found = self._vecs.get(slot)
         if found is None:
             found = self._vecs[slot] = Vec(self._mapping.vector(slot + self._begins, self.kinds))
@@ -202,42 +203,58 @@ class SlotMemory:
 
 
 class DeviceSlots(SlotMemory):
-    """Slots whose numbers lie on a GPU, by allocations that the host process has made."""
+    """Slots whose numbers lie on GPUs, by allocations that the host process has made, on one after the other.
+
+    ``devices``: those GPUs; in a worker, its own, from which it sees them all.
+    """
 
     def __init__(
-        self, mapping: Mapping, kinds: Kinds, parameters: int, device: torch.device, shard: Shard | None = None
+        self,
+        mapping: Mapping,
+        kinds: Kinds,
+        parameters: int,
+        devices: Sequence[torch.device],
+        shard: Shard | None = None,
     ) -> None:
         super().__init__(mapping, kinds, parameters, shard)
         self.slot_bytes = max(self.slot_bytes - self.whole_bytes, 1)
         self._notes_at -= self.whole_bytes
-        self.device = device
+        self.devices = list(devices)
         self._allocations: dict[int, Allocation] = {}
+        self._seen: dict[tuple[int, torch.device], Vec] = {}
 
     def make(self, slot: int) -> None:
         """In the host process: the memory of a slot."""
-        self._allocations[slot] = Allocation.make(self.whole_bytes, self.device)
+        device = self.devices[len(self._allocations) % len(self.devices)]
+        self._allocations[slot] = Allocation.make(self.whole_bytes, device)
+
+    def device_of(self, slot: int) -> torch.device:
+        return self._allocations[slot].device
 
     def handle(self, slot: int) -> str:
         return self._allocations[slot].handle.hex()
 
     def open(self, slot: int, handle: str) -> None:
         """In a worker."""
-        self._allocations[slot] = Allocation.open(bytes.fromhex(handle), self.device)
+        self._allocations[slot] = Allocation.open(bytes.fromhex(handle), self.devices[0])
 
-    def vec(self, slot: int) -> Vec:
-        found = self._vecs.get(slot)
+    def vec(self, slot: int, beside: int | None = None) -> Vec:
+        device = self.device_of(slot if beside is None else beside)
+        found = self._seen.get((slot, device))
         if found is None:
             parts, at = [], self._begins
             for dtype, n in self.kinds:
-                parts.append(self._allocations[slot].tensor(dtype, n, at))
+                parts.append(self._allocations[slot].tensor(dtype, n, at, device))
                 at += round_up(n * dtype.itemsize, LINE)
-            found = self._vecs[slot] = Vec(parts)
+            found = self._seen[slot, device] = Vec(parts)
         return found
 
     def forget(self) -> None:
         super().forget()
+        self._seen = {}
         with suppress(RuntimeError, OSError):  # where the GPU itself has failed, nothing can be given back
-            torch.cuda.synchronize(self.device)
+            for device in dict.fromkeys(self.devices):
+                torch.cuda.synchronize(device)
             for one in self._allocations.values():
                 one.free()
         self._allocations = {}

@@ -18,7 +18,7 @@ from torch import Tensor
 HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1
 _MAPPED = 2
-_TYPES = {torch.float32: "<f4", torch.float64: "<f8"}
+_HAS_IT_ALREADY = 704
 
 
 class _Handle(ctypes.Structure):
@@ -30,13 +30,13 @@ def _driver() -> Any:
     return ctypes.CDLL("libcuda.so.1")
 
 
-def call_driver(name: str, *args: Any) -> None:
-    """Call the driver; raises OSError with what it says, or where it does not know the call."""
+def call_driver(name: str, *args: Any, fine: Sequence[int] = ()) -> None:
+    """Call the driver. OSError with what it says, unless that is ``fine``, or where it does not know the call."""
     call = getattr(_driver(), name, None)
     if call is None:
         raise OSError(f"this driver has no {name}")
     result = call(*args)
-    if result:
+    if result and result not in fine:
         words = ctypes.c_char_p()
         _driver().cuGetErrorString(result, ctypes.byref(words))
         raise OSError(f"{name}: {(words.value or b'unknown error').decode()}")
@@ -46,7 +46,7 @@ class Allocation:
     """Some device memory: one's own, or another process's."""
 
     def __init__(self, pointer: int, device: torch.device, own: bool) -> None:
-        self._pointer, self._device, self._own = pointer, device, own
+        self._pointer, self.device, self._own = pointer, device, own
 
     @classmethod
     def make(cls, nbytes: int, device: torch.device) -> Allocation:
@@ -73,21 +73,19 @@ class Allocation:
     def handle(self) -> bytes:
         """What another process opens it by."""
         given = _Handle()
-        with torch.cuda.device(self._device):
+        with torch.cuda.device(self.device):
             call_driver("cuIpcGetMemHandle", ctypes.byref(given), ctypes.c_uint64(self._pointer))
         return ctypes.string_at(ctypes.byref(given), HANDLE_BYTES)
 
-    def tensor(self, dtype: torch.dtype, numel: int, offset: int) -> Tensor:
-        """A view of it, which does not keep it: nobody may look at it after ``free``."""
-        if not numel:
-            return torch.empty(0, dtype=dtype, device=self._device)
-        return torch.as_tensor(_View(self._pointer + offset, numel, _TYPES[dtype]), device=self._device)
+    def tensor(self, dtype: torch.dtype, numel: int, offset: int, device: torch.device) -> Tensor:
+        """A view of it for work on ``device``, which does not keep it: nobody may look at it after ``free``."""
+        return _view(self._pointer + offset, dtype, numel, device)
 
     def free(self) -> None:
         """Give it back, or close it."""
         pointer, self._pointer = self._pointer, 0
         if pointer:
-            with torch.cuda.device(self._device):
+            with torch.cuda.device(self.device):
                 call_driver("cuMemFree_v2" if self._own else "cuIpcCloseMemHandle", ctypes.c_uint64(pointer))
 
 
@@ -125,14 +123,28 @@ class StreamWords:
                 call_driver("cuMemHostUnregister", ctypes.c_void_p(place))
 
 
-class _View:
-    """Numbers in device memory, as the libraries that know CUDA tell one another of them."""
+def _view(pointer: int, dtype: torch.dtype, numel: int, device: torch.device) -> Tensor:
+    """Numbers in device memory as ``device`` sees them, which may lie on another that it reads directly.
 
-    def __init__(self, pointer: int, numel: int, kind: str) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (numel,),
-            "typestr": kind,
-            "data": (pointer, False),
-            "version": 3,
-            "strides": None,
-        }
+    Who lets torch find out by the pointer gets a tensor on that other device, or a copy.
+    """
+    made = torch.empty(0, dtype=dtype, device=device)
+    if numel:
+        memory = torch._C._construct_storage_from_data_pointer(pointer, device, numel * dtype.itemsize)
+        made.set_(memory, 0, (numel,), (1,))
+    return made
+
+
+def let_read(devices: Sequence[torch.device]) -> None:
+    """Let this process's work on each of these read the memory of the others. Raises OSError where it cannot."""
+    contexts = list[ctypes.c_void_p]()
+    for device in devices:
+        with torch.cuda.device(device):
+            torch.zeros(1, device=device)  # the driver's calls need the context that torch makes
+            contexts.append(ctypes.c_void_p())
+            call_driver("cuCtxGetCurrent", ctypes.byref(contexts[-1]))
+    for device in devices:
+        for other, context in zip(devices, contexts, strict=True):
+            if other != device:
+                with torch.cuda.device(device):
+                    call_driver("cuCtxEnablePeerAccess", context, 0, fine=(_HAS_IT_ALREADY,))

@@ -43,7 +43,7 @@ class OwnPlace:
     ``members``: those who come there, as the script calls them, those of a worker one after the other; ``homes``: the
     names of their hosts, if there are several. ``at``: this one's number among them; ``number`` among the ``of`` that
     are its worker. ``kinds``: what a slot holds; ``shard``: what of it is this rank's; ``shards``: how many parts of it
-    are each rank's. ``gpu``: where slots lie, if not on the host.
+    are each rank's. ``gpus``: where slots lie, if not on the host.
     """
 
     run: str
@@ -54,7 +54,7 @@ class OwnPlace:
     number: int
     of: int
     kinds: Sequence[tuple[torch.dtype, int]]
-    gpu: str
+    gpus: Sequence[str]
     shard: Shard | None = None
     shards: Sequence[int] = ()
     parameters: int = 0
@@ -79,7 +79,7 @@ class OwnPlace:
             "shards": list(self.shards),
             "kinds": _named(self.kinds),
             "notes": self.parameters * (self.of if self.shard is not None else 1),
-            "gpu": self.gpu,
+            "gpus": list(self.gpus),
         }
 
 
@@ -124,7 +124,7 @@ class Opening:
         line = self._transport.line
         assert line is not None
         word = line.join(own.key)
-        slots = slots_for(line, like, own.kinds, parameters, bool(own.gpu), word, own.shard)
+        slots = slots_for(line, like, own.kinds, parameters, bool(own.gpus), word, own.shard)
         log = None if own.number else self._log
         passed_bytes = (own.of - 1) * sum(n * dtype.itemsize for dtype, n in own.kinds) if own.shard is None else 0
         client = ChannelClient(
@@ -149,23 +149,23 @@ class Opening:
 
     def _own_place(self, name: str, nodes: Nodes, like: Vec, parameters: int) -> OwnPlace:
         """Which rank this one is at a channel of that name, or at shared weights."""
-        kinds, gpu, board, island = _kinds(like), self._transport.common_gpu(like.parts), self._board, self._island
+        kinds, gpus, board, island = _kinds(like), self._transport.gpus_of_slots(like.parts), self._board, self._island
         if island is None or island.size == 1:
             number, members = board.rank % nodes.per_node, board.members
-            own = OwnPlace(board.name, name, members, board.homes, board.rank, number, nodes.per_node, kinds, gpu)
+            own = OwnPlace(board.name, name, members, board.homes, board.rank, number, nodes.per_node, kinds, gpus)
         else:
             run = f"{island.world}/shard-0{board.name.removeprefix(island.between.name)}"
-            said = [json.loads(text) for text in island.told(f"{run}/{name}", json.dumps([_named(kinds), gpu]))]
+            said = [json.loads(text) for text in island.told(f"{run}/{name}", json.dumps([_named(kinds), gpus]))]
             each = [[(getattr(torch, dtype), int(n)) for dtype, n in one] for one, _ in said]
             before = sum(map(len, each[: island.shard]))
             shard = Shard(before, before + len(kinds), island.shard, island.size)
-            gpu = gpu if all(one == gpu for _, one in said) and not island.homes else ""
+            gpus = gpus if all(one == list(gpus) for _, one in said) and not island.homes else ()
             whole, at = [kind for one in each for kind in one], island.number * island.size + island.shard
             members = tuple(rank for ranks in island.islands for rank in ranks)
             homes = [island.homes[rank] for rank in members] if island.homes else []
             shards = [len(one) for one in each]
-            own = OwnPlace(run, name, members, homes, at, island.shard, island.size, whole, gpu, shard, shards)
-        self._transport.carriers.update({"ipc" if own.gpu else "shm", *(("tcp",) if own.homes else ())})
+            own = OwnPlace(run, name, members, homes, at, island.shard, island.size, whole, gpus, shard, shards)
+        self._transport.carriers.update({"ipc" if own.gpus else "shm", *(("tcp",) if own.homes else ())})
         return replace(own, parameters=parameters)
 
     def weights(self, effect: Share, me: Replica) -> WeightsClient | OwnWeights:
@@ -175,7 +175,7 @@ class Opening:
         own, line = self._own_place("weights", Nodes(me.size), effect.x, 0), self._transport.line
         assert line is not None
         word = line.join(own.key)
-        slots = slots_for(line, effect.x, own.kinds, 0, bool(own.gpu), word, own.shard)
+        slots = slots_for(line, effect.x, own.kinds, 0, bool(own.gpus), word, own.shard)
         log = None if own.number else self._log
         client = WeightsClient(
             own.key, line, word, slots, self._board, self._trace, effect.x.nbytes, self._patience_s, log

@@ -87,6 +87,9 @@ def restart() -> str:
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
-def gpu_each() -> bool:
-    """Whether ranks that share a GPU are to behave as if each had one of its own."""
-    return os.environ.get("OFFBEAT_GPUS", "") == "each"
+def gpus_as_if() -> str | None:
+    """How ranks behave as if each had a GPU of its own: "each", none of which reads another's memory, or "peers"."""
+    asked = os.environ.get("OFFBEAT_GPUS", "").strip()
+    if asked in ("", "each", "peers"):
+        return asked or None
+    raise OffbeatError(f"OFFBEAT_GPUS={asked!r}: use 'each' or 'peers', or leave it out")

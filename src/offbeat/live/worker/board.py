@@ -122,9 +122,9 @@ class Board:
             line.send(say.OtherHosts(f"{self.name}/hosts", sorted(others)))
         return line
 
-    def carriers(self, gpu: str) -> set[str]:
+    def carriers(self, gpus: Sequence[str]) -> set[str]:
         """The ways of vectors whose slots lie on that GPU, or on the host."""
-        return {"ipc" if gpu else "shm", *(("tcp",) if self.homes else ())}
+        return {"ipc" if gpus else "shm", *(("tcp",) if self.homes else ())}
 
     def plan(self, ranks: Sequence[int] | None = None) -> dict[str, Any]:
         """What a server must know of these workers, who have their numbers there in this order: all of them."""

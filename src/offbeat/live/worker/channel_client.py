@@ -70,6 +70,8 @@ class HostClient:
 
     def send(self, message: Any) -> None:
         self._board.check()  # else one that needs nobody would go on without the others
+        if hasattr(message, "released") and getattr(message, "slot", -1) < 0:
+            self._slots.released()
         self.line.send(message)
 
     def _heard_within(self, seconds: float) -> Answer | None:
@@ -238,13 +240,15 @@ class ChannelClient(HostClient):
         self._asked = None
         released, told = self._answered, self._take()
         slot = self._put(x)
+        due = self._slots.due()  # before the results are read: they are applied later, and are not to be given back yet
         shared = self._channel.rules.absent == "shared"
         newest = [one for one in told if one.given][-1:] if shared else told  # the newest knows nothing of this step
         taken = self._gots(newest, plus=None if not shared else self._mine if slot < 0 else slot)
+        self._slots.fetch(())  # what came and was overtaken: its slot may hold something else when it is told of again
         count = sum(len(one.given) for one in told)
         self._listens = self._waits = True
         self._submitted_s = time.monotonic()
-        self.send(say.Submit(self.key, slot, step, count, released, self._slots.due()))
+        self.send(say.Submit(self.key, slot, step, count, released, due))
         self._answered = max([released, *(one.number for one in told)])
         return taken
 
@@ -343,6 +347,7 @@ class ChannelClient(HostClient):
             while self._listens:
                 self._sort(self._wait("an answer of the host process"))
         self._told.clear()
+        self._slots.fetch(())
         self._hinted = self._waits = False
         self._lay_spare(self._asked)
         self._asked = None
@@ -352,7 +357,6 @@ class ChannelClient(HostClient):
         if self._is_long and self._unread:
             self._unread = 0
             self.send(say.Release(self.key, self._answered, self._slots.due()))
-            self._slots.released()
 
     def finished(self, x: Vec | None) -> None:
         """No data left: never counts again; ``x`` answers for me from now on."""

@@ -59,13 +59,13 @@ class ExchangeClient(HostClient):
         members: tuple[int, ...],
         like: Vec,
         kinds: Kinds,
-        gpu: str,
+        gpus: Sequence[str],
         board: Board,
         patience_s: float,
         codec: Codec | None = None,
     ) -> None:
         word = line.join(key)
-        slots = slots_for(line, like, kinds, 0, bool(gpu), word)
+        slots = slots_for(line, like, kinds, 0, bool(gpus), word)
         super().__init__(key, line, word, slots, board, patience_s)
         self.members, self.me = members, members.index(board.rank)
         self._numbers, self._answers = 0, dict[int, Answer]()
@@ -77,7 +77,7 @@ class ExchangeClient(HostClient):
             "what": "exchanges",
             "kinds": named,
             "notes": 0,
-            "gpu": gpu,
+            "gpus": list(gpus),
             "codec": told(codec),
         }
         self.open(say.OpenChannel(key, self.me, plan, 0, False, False, word))
@@ -165,7 +165,6 @@ class ExchangeClient(HostClient):
     def release(self) -> None:
         """What was read is free for others at once."""
         self.send(say.Release(self.key, self._answered, self._slots.due()))
-        self._slots.released()
 
     def close(self) -> None:
         self.hang_up()
@@ -174,7 +173,7 @@ class ExchangeClient(HostClient):
 class InStep:
     """The exchanges in step of a run whose hosts have host processes. All members of one come to it alike.
 
-    ``gpu_of``: the GPU on which slots lie for vectors like these, if they do. ``carriers`` learns how vectors go.
+    ``gpus_of``: the GPUs on which slots lie for vectors like these, if they do. ``carriers`` learns how vectors go.
     """
 
     def __init__(
@@ -182,10 +181,10 @@ class InStep:
         line: Line,
         board: Board,
         waiter: Waiter,
-        gpu_of: Callable[[Sequence[Tensor]], str] = lambda tensors: "",
+        gpus_of: Callable[[Sequence[Tensor]], Sequence[str]] = lambda tensors: (),
         carriers: set[str] | None = None,
     ) -> None:
-        self._line, self._board, self._waiter, self._gpu_of = line, board, waiter, gpu_of
+        self._line, self._board, self._waiter, self._gpus_of = line, board, waiter, gpus_of
         self._clients: dict[str, ExchangeClient] = {}
         self._once = 0
         self._carriers = set[str]() if carriers is None else carriers
@@ -210,11 +209,11 @@ class InStep:
     def _client(
         self, name: str, ranks: tuple[int, ...], tensors: Sequence[Tensor], kinds: Kinds, codec: Codec | None = None
     ) -> ExchangeClient:
-        gpu = self._gpu_of(tensors)
-        self._carriers.update(self._board.carriers(gpu))
+        gpus = self._gpus_of(tensors)
+        self._carriers.update(self._board.carriers(gpus))
         key = f"{self._board.name}/exchanges/{name}"
         like = Vec(tensors)
-        return ExchangeClient(key, self._line, ranks, like, kinds, gpu, self._board, self._waiter.patience_s, codec)
+        return ExchangeClient(key, self._line, ranks, like, kinds, gpus, self._board, self._waiter.patience_s, codec)
 
     def once(self, tensor: Tensor) -> ExchangeClient:
         """One exchange of all, on the host, whose memory is given back when it is closed."""

@@ -128,11 +128,12 @@ class _Words:
 
 
 class OnDevice(OnHost):
-    """Vectors and slots on one GPU."""
+    """Vectors on a GPU, and slots there, or on others that it reads and writes directly."""
 
     def __init__(self, memory: DeviceSlots, line: Line, word: int) -> None:
         super().__init__(memory)
-        self._device, self._words = memory.device, _Words(line, word, memory.device)
+        (self._device,) = memory.devices
+        self._words = _Words(line, word, self._device)
 
     def write_way(self, way: Way, slot: int) -> None:
         _ = way.parts  # made in place
@@ -312,6 +313,6 @@ def slots_for(
     """
     arena: Mapping = line.arena
     if on_device:
-        return OnDevice(DeviceSlots(arena, kinds, parameters, like.parts[0].device, shard), line, word)
+        return OnDevice(DeviceSlots(arena, kinds, parameters, [like.parts[0].device], shard), line, word)
     memory = SlotMemory(arena, kinds, parameters, shard)
     return ThroughHost(memory, like, line, word) if any(p.is_cuda for p in like.parts) else OnHost(memory)

@@ -81,7 +81,6 @@ class WeightsClient(HostClient):
         if self._unread and self._nbytes >= LONG_BYTES:
             self._unread = False
             self.send(say.Release(self.key, self._answered, self._slots.due()))
-            self._slots.released()
 
     def _hear(self, answer: Answer) -> None:
         self._answered = answer.number
