@@ -318,7 +318,7 @@ FAULTS: dict[str, tuple[Plant, str, str]] = {
     "messages pass one that waits for a GPU": (
         messages_that_pass_one_that_waits,
         "gradients of a late GPU",
-        f"{STUCK}|IndexError",
+        f"{STUCK}|IndexError|RecursionError",
     ),
     "messages are heard before a GPU has written": (
         always(process.Unheard, "_is_due", lambda self, message: True),
