@@ -5,6 +5,8 @@ somewhere on its way. So it is between the tables of several hosts, where vector
 worker is a thread, but only one runs at any time, and a *chooser* says who goes on: so what happens is a function of
 what it chooses, and nothing waits for a clock.
 
+Of an island a slot holds an array, a number for each of its ranks.
+
 Every time something is written, its slot gets a new *stamp*. Whoever is promised what lies in a slot, is promised the
 stamp that it has then, and looks whether it is still the same when it reads. A slot that is taken gets another stamp at
 once, as if whoever has taken it had written already.
@@ -21,6 +23,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 from unittest.mock import patch
+
+import numpy as np
 
 from offbeat.live.host import channel_server, weights_server
 from offbeat.live.host import protocol as say
@@ -64,6 +68,7 @@ class Place(int):
     """A slot, with the stamp of what is meant by it."""
 
     stamp: int
+    shard: int | None = None  # of an island's slot
 
     def __len__(self) -> int:
         return Memory.slot_bytes
@@ -88,7 +93,11 @@ class Memory:
 
     slot_bytes = 8
 
-    def __init__(self) -> None:
+    parameters = 0
+
+    def __init__(self, ranks: int = 1) -> None:
+        """``ranks``: so many write to a slot, each its number."""
+        self.ranks = ranks
         self.cells: dict[int, Cell] = {}
         self.may_write: Callable[[int, int], bool] = lambda rank, slot: True
         self._stamps = 0
@@ -101,7 +110,26 @@ class Memory:
     def write(self, slot: int, value: Any, rank: int) -> int:
         """A worker does."""
         insist(self.may_write(rank, slot), f"worker {rank} writes to slot {slot}, which is not its own")
-        return self.put(slot, value, rank)
+        return self.put(slot, value, rank) if self.ranks == 1 else self.put_shards(slot, {rank % self.ranks: value})
+
+    def put_shards(self, slot: int, shards: dict[int, Any]) -> int:
+        """Beside what the other ranks have put there since the slot was taken."""
+        cell = self.cells[slot]
+        value = np.full(self.ranks, np.nan) if cell.value is None else cell.value.copy()
+        for shard, number in shards.items():
+            value[shard] = number
+        self.cells[slot] = Cell(value, cell.stamp, "ranks")
+        return cell.stamp
+
+    def of_shard(self, shard: Any) -> Any:
+        """What of a slot is a rank's."""
+
+        def views(slot: int) -> list[Place]:
+            place = self.bytes_of(slot)
+            place.shard = shard.number
+            return [place]
+
+        return SimpleNamespace(views=views)
 
     def read(self, place: Place, who: str) -> Any:
         cell = self.cells[place]
@@ -309,7 +337,7 @@ class Room(Vector):
         self._slots, self._slot = slots, slot
 
     def get(self) -> Any:
-        return self._slots.memory.read(self._slots.mine(self._slot), f"worker {self._slots.rank}")
+        return self._slots.number_at(self._slots.mine(self._slot))
 
     def set(self, value: Any) -> None:
         self._slots.stamp(self._slot, value)
@@ -327,8 +355,7 @@ class Lent(Vector):
             self.stream.do(lambda: self._refs.append((slots.mine(plus), 1.0)))
 
     def get(self) -> Any:
-        who, memory = f"worker {self._slots.rank}", self._slots.memory
-        values = [(memory.read(place, who), f) for place, f in self._refs]
+        values = [(self._slots.number_at(place), f) for place, f in self._refs]
         is_one = len(values) == 1 and values[0][1] == 1.0 and not self._plus
         return values[0][0] if is_one else sum(f * value for value, f in values) + self._plus
 
@@ -342,6 +369,15 @@ class AtSlots:
         self.memory, self.rank, self.stream = memory, rank, stream
         self.deposits: list[float] = []
         self._own: dict[int, int] = {}
+
+    def number_at(self, place: Place) -> Any:
+        """Of an island, this rank's."""
+        value = self.memory.read(place, f"worker {self.rank}")
+        if self.memory.ranks == 1:
+            return value
+        number = float(value[self.rank % self.memory.ranks])
+        insist(number == number, f"worker {self.rank} reads slot {place}, where its shard does not lie")
+        return number
 
     def mine(self, slot: int) -> Place:
         """What this worker has written there last."""
@@ -599,7 +635,8 @@ class Case:
     copies lie in slots. ``late_gpu``: what workers write and read happens later than they ask for it. ``dies``: a
     worker whose process ends, at any moment; a while later the others give up. ``meets``: how often a worker whose
     weights meet in pairs goes to another one before a step. ``homes``: the host of each rank, if there are several.
-    ``of``: so many ranks, one after the other, are a worker, a node. ``loses``: coding has lost something before.
+    ``of``: so many ranks, one after the other, are a worker, a node, or an island if ``sharded``. ``loses``: coding has
+    lost something before.
     """
 
     rules: Rules | None  # None: weights that meet in pairs
@@ -612,6 +649,7 @@ class Case:
     meets: float = 0.7
     homes: tuple[int, ...] = ()
     of: int = 1
+    sharded: bool = False
     loses: bool = False
 
     @property
@@ -638,7 +676,8 @@ class Worker:
         self.turn = Turn(self.live)
         self.nbytes = LONG_BYTES if case.is_long else 8
         self.trace, self.log = Trace(keep_spans=False), list[Event]()
-        self.start = float(self.draw.randint(1, 1000))
+        self.apart = (rank % case.of) / 8 if case.sharded else 0.0  # numbers of one shard are not those of another
+        self.start = self.draw.randint(1, 1000) + self.apart
         self.x = Number(self.stream, self.start)
         self.given: list[float] = []  # what it has made in each step
         self.step = self.averages = 0
@@ -654,16 +693,21 @@ class Worker:
     def opened(self, plan: dict[str, Any], spares: bool = False) -> say.OpenChannel:
         homes = [str(home) for home in self.play.case.homes]
         size = self.play.size
-        plan = {**plan, "run": "run", "size": size, "members": list(range(size)), "homes": homes, "shards": []}
+        plan = {**plan, "run": "run", "size": size, "members": list(range(size)), "homes": homes}
         plan["of"] = of = self.play.case.of
+        plan["shards"] = [1] * of if self.play.case.sharded else []
         return say.OpenChannel(KEY, self.rank, plan, 0, self.rank % of == 0, spares, 0)
 
     def makes(self) -> float:
-        self.given.append(float(self.draw.randint(1, 1000)))
+        self.given.append(self.draw.randint(1, 1000) + self.apart)
         return self.given[-1]
 
     def asked(self) -> bool:
         return self.board.is_asked(self.averages)
+
+    def among(self, said: list[Any]) -> list[Any]:
+        """Of all ranks, what those say who have the same shard."""
+        return said[self.rank % self.play.case.of :: self.play.case.of] if self.play.case.sharded else said
 
 
 class AtChannel(Worker):
@@ -696,7 +740,7 @@ class AtChannel(Worker):
             PATIENCE_S,
             None if rank % of else self.log,
             fake if rules.spares else None,
-            Rank(rank % of, of, not rank % of),
+            Rank(rank % of, of, play.case.sharded or not rank % of),
         )
 
     def holds(self) -> Any:
@@ -776,10 +820,10 @@ class AtChannel(Worker):
         stood, shared = self.x.clone(), self.rules.absent == "shared"
         self.stream.synchronize()
         if not self.rules.of_weights:
-            histories = self.board.gather(("applied", name), tuple(self.history))
+            histories = self.among(self.board.gather(("applied", name), tuple(self.history)))
             insist(len(set(histories)) == 1, "who stand have applied the same results")
         else:
-            xs = self.board.gather(("x", name), self.x.get())
+            xs = self.among(self.board.gather(("x", name), self.x.get()))
             self.x.set(sum(xs) / len(xs))
         renewed: Any = self.x - stood if shared else self.holds()
         self.client.renew(renewed)
@@ -826,7 +870,7 @@ class AtWeights(Worker):
 
     def take_step(self) -> None:
         if self.draw.random() < self.play.case.meets:
-            self.client.finish(self.client.meet(self.draw.randrange(self.play.size)))
+            self.client.finish(self.client.meet(self.draw.randrange(self.play.case.size)))
             self.turn.wait()
         delta: Any = Number(self.stream, self.makes())
         become: Any = self.client.add(delta)
@@ -843,7 +887,7 @@ class AtWeights(Worker):
         x: Any = self.x
         self.client.stand(x, self.board.meeting(("standing", name)))
         self.stream.synchronize()
-        xs = self.board.gather(("x", name), self.x.get())
+        xs = self.among(self.board.gather(("x", name), self.x.get()))
         self.x.set(sum(xs) / len(xs))
         self.client.adopt(x)
 
@@ -857,14 +901,14 @@ class Road:
     def __init__(self, start: Table, end: Table) -> None:
         self._start, self._end = start, end
         self.words: deque[bytes] = deque()
-        self.vectors: deque[tuple[bytes, Place, Callable[[], None]]] = deque()
+        self.vectors: deque[tuple[bytes, Sequence[Place], Callable[[], None]]] = deque()
         self.acknowledged: deque[Callable[[], None]] = deque()
         self._room: int | None = None
 
     def carry(self, message: Any, vector: Sequence[Any], there: Callable[[], None] | None) -> None:
         if vector:
             assert there is not None
-            self.vectors.append((say.packed(message), vector[0], there))
+            self.vectors.append((say.packed(message), vector, there))
         else:
             self.words.append(say.packed(message))
 
@@ -874,22 +918,28 @@ class Road:
 
     def next_vector(self) -> None:
         """Its head arrives, and a slot is taken; or the rest of it does."""
-        packed, place, there = self.vectors[0]
+        packed, places, there = self.vectors[0]
         server = self._end.server
         if self._room is None and server is not None:
             (message,) = say.Inbox().feed(packed)
-            self._room = server.room(message, self._end.memory.slot_bytes)
+            self._room = server.room(message, sum(map(len, places)))
             return
         self.vectors.popleft()
-        value = self._start.memory.read(place, "a connection")
+        values = [self._start.memory.read(place, "a connection") for place in places]
         self.acknowledged.append(there)
         if server is not None and self._room is not None:
-            stamp = self._end.memory.put(self._room, value, "another host")
+            stamp = self._put(places, values, self._room)
             came = server.came(self._room)
             came.refs[0][0].slot = Place.of(self._room, stamp)
             (message,) = say.Inbox().feed(packed)
             self._end.hear_host(self._start, message, came)
         self._room = None
+
+    def _put(self, places: Sequence[Place], values: list[Any], slot: int) -> int:
+        if places[0].shard is None:
+            return self._end.memory.put(slot, values[0], "another host")
+        shards = {place.shard: value[place.shard] for place, value in zip(places, values, strict=True)}
+        return self._end.memory.put_shards(slot, shards)  # type: ignore[arg-type]
 
     def next_acknowledgement(self) -> None:
         self.acknowledged.popleft()()
@@ -900,7 +950,7 @@ class Table:
 
     def __init__(self, play: Play, host: int, at_once: Callable[[], bool]) -> None:
         self._play, self.host, self.name = play, host, str(host) if play.case.homes else ""
-        self.memory, self.arena = Memory(), Arena()
+        self.memory, self.arena = Memory(play.case.of if play.case.sharded else 1), Arena()
         self.adders = Adders(self.memory, at_once)
         fake: Any = self
         self.books = Books(fake.arena, fake.memory, fake.adders)
@@ -913,8 +963,10 @@ class Table:
         self.has_looked = self.is_closed = False
 
     def _may_write(self, rank: int, slot: int) -> bool:
-        client: Any = self.books.clients[rank]
-        return slot in client.granted or slot in getattr(client, "replica", ())
+        """Its worker's records are those of its ranks here; slots are granted to the first of them."""
+        clients: Any = self.books.clients
+        own = [one for one in clients.values() if one.worker == clients[rank].worker]
+        return any(slot in one.granted or slot in getattr(one, "replica", ()) for one in own)
 
     # Other hosts.
 
@@ -1051,7 +1103,8 @@ class Table:
 
     def _written(self, rank: int, slot: int) -> Place:
         cell = self.memory.cells[slot]
-        insist(cell.by == rank, f"worker {rank} is heard before it has written")
+        written = cell.by == rank if self.memory.ranks == 1 else not np.isnan(cell.value[rank % self.memory.ranks])
+        insist(bool(written), f"worker {rank} is heard before it has written")
         return Place.of(slot, cell.stamp)
 
     def _send(self, worker: Worker, answer: say.Answer) -> None:
@@ -1240,53 +1293,56 @@ def programs(seed: int, size: int, steps: tuple[int, int] = (0, 6), also: str = 
 # What must be so, whatever the order was.
 
 
-def leaders(one: Play) -> list[Any]:
-    """The first rank of each worker."""
-    return one.workers[:: one.case.of]
-
-
-def given(one: Play) -> float:
-    return sum(sum(worker.given) for worker in leaders(one))
+def whole_vectors(one: Play) -> list[list[tuple[Any, list[Any]]]]:
+    """Of each shard: for every worker the rank that writes it, and those that hold it. Else of the vector."""
+    of, workers = one.case.of, one.workers
+    if one.case.sharded:
+        return [[(worker, [worker]) for worker in workers[shard::of]] for shard in range(of)]
+    return [[(workers[first], workers[first : first + of]) for first in range(0, len(workers), of)]]
 
 
 def every_gradient_is_applied_once_by_all(one: Play) -> None:
-    first, size = one.workers[0], one.case.size
-    lost = sum(worker.given[step] for worker in leaders(one) for step in worker.client.lost)
-    for worker in one.workers:
-        insist(worker.history == first.history, "all workers apply the same")
-        insist(
-            is_near(sum(worker.history) * size, given(one) - lost),
-            f"of {given(one)} without {lost}, {sum(worker.history) * size} were applied",
-        )
+    for vector in whole_vectors(one):
+        (first, _), size = vector[0], len(vector)
+        lost = sum(worker.given[step] for worker, _ in vector for step in worker.client.lost)
+        given = sum(sum(worker.given) for worker, _ in vector)
+        for worker in (one for _, ranks in vector for one in ranks):
+            insist(worker.history == first.history, "all workers apply the same")
+            applied = sum(worker.history) * size
+            insist(is_near(applied, given - lost), f"of {given} without {lost}, {applied} were applied")
 
 
 def nothing_is_lost_from_the_sum(one: Play) -> None:
-    for rank, worker in enumerate(one.workers):
-        insist(
-            is_near(worker.x.get(), leaders(one)[rank // one.case.of].x.get()), "the ranks of a worker hold the same"
-        )
-    held = sum(worker.x.get() for worker in leaders(one))
-    should_be = sum(worker.start for worker in leaders(one)) + given(one)
-    insist(is_near(held, should_be), f"the workers hold {held} of {should_be}")
+    for vector in whole_vectors(one):
+        for worker, ranks in vector:
+            insist(all(is_near(one.x.get(), worker.x.get()) for one in ranks), "ranks of a worker hold the same")
+        held = sum(worker.x.get() for worker, _ in vector)
+        should_be = sum(worker.start + sum(worker.given) for worker, _ in vector)
+        insist(is_near(held, should_be), f"the workers hold {held} of {should_be}")
 
 
 def rounds_are_of_what_lay_in_the_trays(one: Play) -> None:
     """By the seats' own logs: a round takes the gradients since the one before, or the weights that came last."""
+    for vector in whole_vectors(one):
+        _rounds_of(one, vector)
+
+
+def _rounds_of(one: Play, vector: list[tuple[Any, list[Any]]]) -> None:
     rules = one.case.rules
     assert rules is not None
     gave: dict[int, dict[int, float]] = {}
     of_weights = rules.of_weights
-    for number, worker in enumerate(leaders(one)):
+    for number, (worker, _) in enumerate(vector):
         deposits = iter(worker.slots.deposits[one.case.loses :])
         tray = next(deposits) if of_weights else 0.0
-        for what, version in worker.log:
+        for what, version in one.workers[worker.rank - worker.rank % one.case.of].log:
             if what in ("offer", "renew"):
                 tray = next(deposits) + (0.0 if of_weights else tray)
             elif what in ("snapshot", "flush"):
                 gave.setdefault(version, {})[number] = tray
                 tray = tray if of_weights else 0.0
         insist(next(deposits, None) is None, "all that was written was handed in")
-    for worker in one.workers:
+    for worker in (one for _, ranks in vector for one in ranks):
         for version, value in worker.got:
             all_take_part = not of_weights or rules.is_full(version)
             members: Any = range(one.case.size)

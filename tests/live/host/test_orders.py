@@ -6,6 +6,7 @@ The clients and the servers are the real ones; processes, memory and sums are a 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from tests.support.at_host import (
     rounds_are_of_what_lay_in_the_trays,
     rounds_are_told_once,
 )
+from tests.support.long import every_or_in_turns
 
 SEEDS = range(6)
 GRADIENTS = {
@@ -103,25 +105,27 @@ def test_workers_of_several_hosts_lose_nothing_either_however_long_news_takes(
         check(play(Case(rules, told, whom(rules, 3), is_long=bool(seed % 2), homes=homes), seed))
 
 
+KINDS_OF_SEVERAL = [(name, sharded) for name in (*GRADIENTS, *KINDS) for sharded in (False, True)]
+HOMES = ((0, 1, 0, 1, 1, 1), (0, 1, 1, 0, 0, 2), (0, 1, 2, 1, 2, 0))  # of three workers' ranks
+
+
 @pytest.mark.parametrize(
-    "homes", [(0, 0, 0, 0, 0, 0), (0, 1, 0, 1, 1, 1), (0, 1, 1, 0, 0, 2), (0, 1, 2, 1, 2, 0)], ids=str
+    ("name", "sharded", "homes"),
+    [(*kind, homes) for kind, homes in every_or_in_turns(KINDS_OF_SEVERAL, HOMES) if kind != ("pairs", False)],
 )
-@pytest.mark.parametrize("name", [name for name in (*GRADIENTS, *KINDS) if name != "pairs"])
-def test_nodes_whose_ranks_are_on_several_hosts_lose_nothing_and_their_ranks_hear_the_same(
-    name: str, homes: tuple[int, ...]
+def test_workers_whose_ranks_are_on_several_hosts_lose_nothing_and_their_ranks_hear_the_same(
+    name: str, sharded: bool, homes: tuple[int, ...]
 ) -> None:
-    """At the end each rank asks what coding has lost, whether or not the others of its node have left."""
+    """At the end each rank asks what coding has lost, whether or not the others of its worker have left."""
     rules = GRADIENTS[name] if name in GRADIENTS else KINDS[name]
-    for seed in SEEDS[:3]:
-        told = programs(seed, 3, also="at")
-        case = Case(
-            rules, told, whom(rules, 3), is_long=bool(seed % 2), late_gpu=seed == 2, homes=homes, of=2, loses=True
-        )
-        one = play(case, seed)
+    case = Case(rules, (), whom(rules, 3), homes=homes, of=2, sharded=sharded, loses=True)
+    for seed in SEEDS[:2]:
+        told = programs(seed, 3, also="a" if rules is None else "at")
+        one = play(replace(case, programs=told, is_long=seed == 0, late_gpu=seed == 1), seed)
         check(one)
-        for worker in one.workers:
+        for worker in one.workers if rules is not None else ():
             lost: Any = worker.channel.lost
-            assert lost.get() == LOST + worker.rank - worker.rank % 2
+            assert lost.get() == LOST + worker.rank - (0 if sharded else worker.rank % 2)
 
 
 class TimeStandsStill(Drawn):

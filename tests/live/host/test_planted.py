@@ -12,7 +12,7 @@ import pytest
 from offbeat.live.host import books, channel_server, ledger, process, weights_server
 from offbeat.live.host import protocol as say
 from offbeat.live.host.ledger import Expression, Sum
-from offbeat.live.host.server import BookedServer, Counterparts, MeetingServer, Passage
+from offbeat.live.host.server import BookedServer, Counterparts, MeetingServer, Passage, Unison
 from offbeat.live.worker.channel_client import ChannelClient
 from offbeat.rounds import waiting
 from offbeat.rounds.rules import Rules
@@ -44,6 +44,9 @@ CASES = {
     "pairs of hosts": Case(None, ("sssassa", "ssss", "ss"), homes=(0, 1, 0)),
     "nodes of hosts": Case(
         Rules(waiting.first, "carry", late=1), STEPS, homes=(0, 1, 1, 0, 0, 2), of=2, loses=True, is_long=True
+    ),
+    "islands of hosts": Case(
+        Rules(waiting.first, "shared", late=1), STEPS, groups(3, 2), homes=(0, 1, 1, 0, 0, 2), of=2, sharded=True
     ),
     "replicas": Case(Rules(waiting.first, "carry", spares=True), ("s" * 30, "s" * 30, "sss"), paces=(60, 40, 1)),
 }
@@ -249,6 +252,23 @@ def vectors_that_are_overtaken(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Passage, "come", come)
 
 
+def what_was_passed_on_is_free(patch: pytest.MonkeyPatch) -> None:
+    def pass_on(self: Any, rank: int, message: Any) -> None:
+        whole(self, rank, message)
+        self._books.clients[rank].put_by = None
+        self._books.clients[rank].reads_nothing_own()
+
+    whole = MeetingServer._pass_on
+    patch.setattr(MeetingServer, "_pass_on", pass_on)
+
+
+def heard_when_the_first_has_spoken(patch: pytest.MonkeyPatch) -> None:
+    def speak(self: Any, worker: int, rank: int, message: Any) -> Any:
+        return message if rank == self._speakers(worker)[0] else None
+
+    patch.setattr(Unison, "say", speak)
+
+
 def always(owner: Any, name: str, value: Any) -> Plant:
     return lambda patch: patch.setattr(owner, name, value, raising=False)
 
@@ -319,6 +339,21 @@ FAULTS: dict[str, tuple[Plant, str, str]] = {
         always(Counterparts, "roots", ()),
         "nodes of hosts",
         OVERWRITTEN,
+    ),
+    "what was passed on, and is read beside an answer, is no root": (
+        what_was_passed_on_is_free,
+        "islands of hosts",
+        OVERWRITTEN,
+    ),
+    "a worker is heard when its first rank has spoken": (
+        heard_when_the_first_has_spoken,
+        "islands of hosts",
+        "not granted|shard does not lie|hold nan",
+    ),
+    "a shard goes into whatever slot": (
+        always(MeetingServer, "room", BookedServer.room),
+        "islands of hosts",
+        "shard does not lie|hold nan",
     ),
     "a seat's host leaves before ranks elsewhere": (
         always(MeetingServer, "is_through", BookedServer.is_through),
