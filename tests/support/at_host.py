@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 from unittest.mock import patch
 
 import numpy as np
@@ -36,7 +36,9 @@ from offbeat.live.host.server import Counterparts
 from offbeat.live.host.weights_server import WeightsServer
 from offbeat.live.partial.opening import _plan_of
 from offbeat.live.worker import channel_client, waiter, weights_client
+from offbeat.live.worker import slots as worker_slots
 from offbeat.live.worker.channel_client import LONG_BYTES, ChannelClient, Rank
+from offbeat.live.worker.slots import ThroughHost
 from offbeat.live.worker.weights_client import WeightsClient
 from offbeat.method.effects import Channel, Got
 from offbeat.rounds.held import Elsewhere
@@ -120,6 +122,12 @@ class Memory:
             value[shard] = number
         self.cells[slot] = Cell(value, cell.stamp, "ranks")
         return cell.stamp
+
+    def note_used(self, slot: int, used: Any) -> None:
+        """Nobody asks."""
+
+    def used(self, slots: Sequence[int]) -> Any:
+        """Nobody asks."""
 
     def of_shard(self, shard: Any) -> Any:
         """What of a slot is a rank's."""
@@ -247,12 +255,47 @@ class Adders:
 # A worker's vectors and slots.
 
 
+class Mark:
+    """Of a stream that has come so far, once it ``is_over``."""
+
+    is_over = False
+
+    def __call__(self) -> None:
+        self.is_over = True
+
+    def query(self) -> bool:
+        return self.is_over
+
+
 class Stream:
-    """What a worker's GPU does, in order, and in its own time if it is ``late``; else at once."""
+    """What a worker's GPU does, in order, and in its own time if it is ``late``; else at once. It may wait for marks of
+    the streams ``beside`` it.
+    """
 
     def __init__(self, late: bool) -> None:
         self.late, self.asked, self.word = late, deque[Callable[[], None]](), 0
-        self._number = 0
+        self.beside: list[Stream] = []
+        self._number, self._waits = 0, dict[int, Mark]()
+
+    def mark(self) -> Mark:
+        made = Mark()
+        self.do(made)
+        return made
+
+    def wait(self, mark: Mark) -> None:
+        def go_on() -> None:
+            insist(mark.is_over, "a stream goes on that waits for another")
+
+        if not mark.is_over:
+            self.asked.append(go_on)
+            self._waits[id(go_on)] = mark
+
+    @property
+    def can_work(self) -> bool:
+        if not self.asked:
+            return False
+        mark = self._waits.get(id(self.asked[0]))
+        return mark is None or mark.is_over
 
     def do(self, what: Callable[[], None]) -> None:
         if self.late:
@@ -261,11 +304,13 @@ class Stream:
             what()
 
     def work(self) -> None:
-        self.asked.popleft()()
+        done = self.asked.popleft()
+        self._waits.pop(id(done), None)
+        done()
 
     def synchronize(self) -> None:
-        while self.asked:
-            self.work()
+        while able := [one for one in (self, *self.beside) if one.can_work]:
+            able[0].work()
 
     def due(self) -> int:
         """The number that the worker's word will have when all that was asked for is done."""
@@ -428,6 +473,89 @@ class AtSlots:
 
     def released(self) -> None:
         """No copy of it is kept."""
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+
+class Added(Vector):
+    """Stands for ``slots.Unadded``."""
+
+    def __init__(self, terms: Sequence[tuple[Vector, float]], used: Any, room: Any) -> None:
+        super().__init__(terms[0][0].stream)
+        self._terms = terms
+
+    def get(self) -> Any:
+        return sum(f * vector.get() for vector, f in self._terms)
+
+
+class ThroughStages(ThroughHost, AtSlots):  # type: ignore[misc, override]
+    """The same, where the worker computes on a GPU and slots are memory of the host: the real one, but for its copies,
+    which streams make in their own time.
+    """
+
+    keeps = False
+
+    def __init__(self, memory: Memory, rank: int, stream: Stream) -> None:
+        AtSlots.__init__(self, memory, rank, stream)
+        stream.beside = [Stream(True), Stream(True)]
+        self.down_stream, self.up_stream = stream.beside
+        self._stage: Any = None
+        self._staged = None
+        self._stages, self._lent, self._fetched, self._rooms = [], [], {}, {}
+
+    def _new(self) -> Any:
+        return Number(self.stream)
+
+    def own(self, x: Any, memory: Any) -> Any:
+        return AtSlots.own(self, x, memory)
+
+    def read(self, refs: Any, plus: Any = None) -> Any:
+        if not isinstance(plus, Vector):
+            return ThroughHost.read(self, refs, plus)
+        return Added([(cast(Any, ThroughHost.read(self, refs)), 1.0), (plus, 1.0)], None, None)
+
+    def write(self, x: Any, slot: int) -> None:
+        if isinstance(x, Way):
+            start, end, way = x.start, x.end, Number(self.stream)
+            self.stream.do(lambda: way.set(end.get() - start.get()))  # type: ignore[attr-defined]
+            x = way
+        ThroughHost.write(self, x, slot)
+        stage = cast(Any, self._stage)
+        self.down_stream.do(lambda: self.deposits.append(stage.get()))
+
+    def _copy_down(self, stage: Any, slot: int) -> None:
+        self.down_stream.wait(self.stream.mark())
+        self.down_stream.do(lambda: self.stamp(slot, stage.get()))
+
+    def _wait_for_down(self) -> None:
+        self.stream.wait(self.down_stream.mark())
+
+    def _number_in(self, slot: int) -> Any:
+        return self.number_at(slot if isinstance(slot, Place) else self.mine(slot))
+
+    def _copy_up(self, slot: int, stage: Any, free: list[Any]) -> list[Any]:
+        for mark in free:
+            self.up_stream.wait(mark)
+        self.up_stream.do(lambda: stage.set(self._number_in(slot)))
+        return [self.up_stream.mark()]
+
+    def _copy_here(self, slot: int, stage: Any) -> None:
+        self.stream.do(lambda: stage.set(self._number_in(slot)))
+
+    def _mark(self) -> list[Any]:
+        return [self.stream.mark()]
+
+    def _wait(self, events: list[Any]) -> None:
+        for mark in events:
+            self.stream.wait(mark)
+
+    def _write_word(self) -> int:
+        self.stream._number += 1
+        number = self.stream._number
+        self.down_stream.wait(self.stream.mark())
+        self.down_stream.do(lambda: setattr(self.stream, "word", number))
+        return number
 
     def close(self) -> None:
         """Nothing is kept open."""
@@ -632,7 +760,8 @@ class Case:
 
     ``programs``: what each worker does; "s" takes a step, "a" asks for an average, "t" looks whether its last round is
     through, "o" asks what it owes. ``is_long``: vectors are, so that memory is given back when a step is over, and
-    copies lie in slots. ``late_gpu``: what workers write and read happens later than they ask for it. ``dies``: a
+    copies lie in slots. ``late_gpu``: what workers write and read happens later than they ask for it; with "stages" the
+    slots are memory of the host, and vectors go there and back through others. ``dies``: a
     worker whose process ends, at any moment; a while later the others give up. ``meets``: how often a worker whose
     weights meet in pairs goes to another one before a step. ``homes``: the host of each rank, if there are several.
     ``of``: so many ranks, one after the other, are a worker, a node, or an island if ``sharded``. ``loses``: coding has
@@ -643,7 +772,7 @@ class Case:
     programs: tuple[str, ...]
     whom: Any = None
     is_long: bool = False
-    late_gpu: bool = False
+    late_gpu: bool | str = False
     paces: tuple[int, ...] = ()
     dies: int | None = None
     meets: float = 0.7
@@ -668,9 +797,9 @@ class Worker:
         case = play.case
         self.play, self.rank, self.program = play, rank, case.programs[rank // case.of]
         self.draw = random.Random(f"{play.seed} {rank // case.of}")
-        self.stream = Stream(case.late_gpu)
+        self.stream = Stream(bool(case.late_gpu))
         self.table = play.tables[case.homes[rank] if case.homes else 0]
-        self.slots = AtSlots(self.table.memory, rank, self.stream)
+        self.slots = (ThroughStages if case.late_gpu == "stages" else AtSlots)(self.table.memory, rank, self.stream)
         self.board, self.line = Board(play, rank), Line(play, rank)
         self.unheard = Unheard(lambda key: self.stream.word)
         self.turn = Turn(self.live)
@@ -1176,6 +1305,7 @@ class Play:
             clock = SimpleNamespace(monotonic=lambda: self.now_s)
             for module in (channel_client, channel_server, weights_client, weights_server, waiter):
                 stack.enter_context(patch.object(module, "time", clock))
+            stack.enter_context(patch.object(worker_slots, "Unadded", Added))
             for worker in self.workers:
                 stack.callback(worker.turn.end)
             while not all(table.is_closed for table in self.tables) and not self._is_given_up:
@@ -1209,8 +1339,9 @@ class Play:
             if worker.is_dead and not line.up and not worker.has_left:
                 leave = lambda w=worker: w.table.leave(w)  # noqa: E731
                 found.append(Option(n + rank, self._ups[rank], leave))
-            if worker.stream.asked and not worker.is_dead:
-                found.append(Option(3 * n + rank, self._streams[rank], worker.stream.work))
+            for k, stream in enumerate((worker.stream, *worker.stream.beside)):
+                if stream.can_work and not worker.is_dead:
+                    found.append(Option(3 * n + rank + 1000 * k, self._streams[rank], stream.work))
             if worker.unheard and worker.unheard._is_due(worker.unheard._messages[0]):
                 act = lambda w=worker: self._act(w, w.unheard.due())  # noqa: E731
                 found.append(Option(4 * n + rank, 20, act))

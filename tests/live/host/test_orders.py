@@ -63,9 +63,10 @@ KINDS: dict[str, Rules | None] = {
     "shared weights": Rules(waiting.first, "shared"),
     "late shared weights": Rules(waiting.first, "shared", late=1),
     **AS_THEY_COME,
+    "by half": Rules(waiting.at_least(2), "shared", late=1, good_for=math.inf),
     "pairs": None,
 }
-LATE_GPU = pytest.mark.parametrize("late_gpu", [False, True], ids=["", "late GPU"])
+LATE_GPU = pytest.mark.parametrize("late_gpu", [False, True, "stages"], ids=["", "late GPU", "through stages"])
 
 
 def whom(rules: Rules | None, size: int) -> Any:
@@ -87,7 +88,7 @@ def check(one: Play) -> None:
 
 @LATE_GPU
 @pytest.mark.parametrize("name", GRADIENTS)
-def test_every_gradient_is_in_one_sum_and_all_workers_apply_the_same(name: str, late_gpu: bool) -> None:
+def test_every_gradient_is_in_one_sum_and_all_workers_apply_the_same(name: str, late_gpu: bool | str) -> None:
     rules = GRADIENTS[name]
     also = "at" if rules.absent == "drop" else "aot"
     for seed in SEEDS:
@@ -119,9 +120,9 @@ def test_workers_whose_ranks_are_on_several_hosts_lose_nothing_and_their_ranks_h
     """At the end each rank asks what coding has lost, whether or not the others of its worker have left."""
     rules = GRADIENTS[name] if name in GRADIENTS else KINDS[name]
     case = Case(rules, (), whom(rules, 3), homes=homes, of=2, sharded=sharded, loses=True)
-    for seed in SEEDS[:2]:
+    for seed, gpu in enumerate((False, True, "stages")):
         told = programs(seed, 3, also="a" if rules is None else "at")
-        one = play(replace(case, programs=told, is_long=seed == 0, late_gpu=seed == 1), seed)
+        one = play(replace(case, programs=told, is_long=seed == 0, late_gpu=gpu), seed)
         check(one)
         for worker in one.workers if rules is not None else ():
             lost: Any = worker.channel.lost
@@ -152,7 +153,7 @@ def test_what_the_first_host_hears_while_news_of_a_round_travels_is_in_the_round
 @pytest.mark.parametrize("late", [0, 1])
 @pytest.mark.parametrize("full_every", [None, 3])
 def test_what_is_added_to_shared_weights_is_never_lost(
-    full_every: int | None, late: int, catch_up: CatchUp, size: int, late_gpu: bool
+    full_every: int | None, late: int, catch_up: CatchUp, size: int, late_gpu: bool | str
 ) -> None:
     rules = Rules(waiting.first, "shared", late=late, full_every=full_every, catch_up=catch_up)
     for seed in range(4 if size == 3 else 2):
@@ -163,7 +164,9 @@ def test_what_is_added_to_shared_weights_is_never_lost(
 @LATE_GPU
 @pytest.mark.parametrize("size", [3, 7])
 @pytest.mark.parametrize("name", AS_THEY_COME)
-def test_what_is_added_to_weights_that_meet_as_they_come_is_never_lost(name: str, size: int, late_gpu: bool) -> None:
+def test_what_is_added_to_weights_that_meet_as_they_come_is_never_lost(
+    name: str, size: int, late_gpu: bool | str
+) -> None:
     rules = AS_THEY_COME[name]
     for seed in range(4 if size == 3 else 2):
         told = programs(seed, size, also="at")
@@ -177,7 +180,7 @@ def test_what_is_added_to_weights_that_meet_as_they_come_is_never_lost(name: str
 @pytest.mark.parametrize("size", [3, 7])
 @pytest.mark.parametrize("full_every", [None, 3])
 def test_an_average_is_of_what_each_member_has_submitted_last(
-    full_every: int | None, size: int, late_gpu: bool
+    full_every: int | None, size: int, late_gpu: bool | str
 ) -> None:
     rules = Rules(waiting.first, "last", full_every=full_every)
     for seed in range(6 if size == 3 else 2):
@@ -187,7 +190,7 @@ def test_an_average_is_of_what_each_member_has_submitted_last(
 
 @LATE_GPU
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_what_is_added_to_weights_that_meet_in_pairs_is_never_lost(size: int, late_gpu: bool) -> None:
+def test_what_is_added_to_weights_that_meet_in_pairs_is_never_lost(size: int, late_gpu: bool | str) -> None:
     for seed in range(10):
         told = programs(seed, size, (0, 8), also="a")
         check(play(Case(None, told, is_long=bool(seed % 2), late_gpu=late_gpu), seed))
@@ -249,7 +252,7 @@ def test_weights_to_which_steps_are_added_and_that_meet_nobody_stand_on_few_slot
 @LATE_GPU
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_worker_that_dies_at_any_moment_leaves_nothing_behind_and_nothing_is_overwritten(
-    kind: str, late_gpu: bool
+    kind: str, late_gpu: bool | str
 ) -> None:
     died = 0
     for seed in range(5):

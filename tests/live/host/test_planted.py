@@ -14,6 +14,7 @@ from offbeat.live.host import protocol as say
 from offbeat.live.host.ledger import Expression, Sum
 from offbeat.live.host.server import BookedServer, Counterparts, MeetingServer, Passage, Unison
 from offbeat.live.worker.channel_client import ChannelClient
+from offbeat.live.worker.slots import ThroughHost
 from offbeat.rounds import waiting
 from offbeat.rounds.rules import Rules
 from offbeat.rounds.seat import Seat
@@ -34,6 +35,11 @@ CASES = {
     "a death": Case(Rules(waiting.first, "last"), ("sssss", "ssss", "sss"), groups(3, 2), dies=0),
     "late gradients": Case(Rules(waiting.first, "carry", late=1), STEPS, is_long=True),
     "gradients of a late GPU": Case(Rules(waiting.first, "carry", late=1), STEPS, late_gpu=True),
+    "gradients through stages": Case(Rules(waiting.first, "carry"), STEPS, late_gpu="stages"),
+    "late gradients through stages": Case(Rules(waiting.first, "carry", late=1), STEPS, late_gpu="stages"),
+    "weights through stages": Case(
+        Rules(waiting.first, "shared", late=1, good_for=math.inf), ("s" * 14, "s" * 8, "s" * 5), late_gpu="stages"
+    ),
     "last weights": Case(Rules(waiting.first, "last"), STEPS, groups(3, 2)),
     "shared weights": Case(Rules(waiting.first, "shared", late=1), STEPS, groups(3, 2)),
     "as they come": Case(Rules(waiting.first, "shared", good_for=math.inf, pool=2), STEPS),
@@ -269,6 +275,22 @@ def heard_when_the_first_has_spoken(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Unison, "say", speak)
 
 
+def a_stage_that_is_given_back_before_it_is_read(patch: pytest.MonkeyPatch) -> None:
+    def read(self: ThroughHost, refs: Any, plus: Any = None) -> Any:
+        found = whole(self, refs, plus)
+        lent, self._lent = self._lent, []
+        self._give_back(lent)
+        return found
+
+    whole = ThroughHost.read
+    patch.setattr(ThroughHost, "read", read)
+
+
+def a_stage_that_is_kept_though_nobody_read_it(patch: pytest.MonkeyPatch) -> None:
+    fetch = ThroughHost.fetch
+    patch.setattr(ThroughHost, "fetch", lambda self, slots: fetch(self, slots) if slots else None)
+
+
 def always(owner: Any, name: str, value: Any) -> Plant:
     return lambda patch: patch.setattr(owner, name, value, raising=False)
 
@@ -362,6 +384,21 @@ FAULTS: dict[str, tuple[Plant, str, str]] = {
     ),
     "a part counts for whatever round": (parts_that_belong_to_whatever_round, "three hosts", STUCK),
     "a host does not wait for the others": (a_host_that_adds_itself_alone, "hosts", "KeyError|apply the same"),
+    "what was released is read from its stage": (
+        always(ThroughHost, "released", lambda self: None),
+        "gradients through stages",
+        "have applied the same|apply the same|were applied",
+    ),
+    "a stage is given back before it is read": (
+        a_stage_that_is_given_back_before_it_is_read,
+        "late gradients through stages",
+        "have applied the same|apply the same|were applied",
+    ),
+    "a stage is kept though nobody has read it": (
+        a_stage_that_is_kept_though_nobody_read_it,
+        "weights through stages",
+        "hold",
+    ),
     "a total is divided twice": (a_total_that_is_divided_twice, "last weights", "came to"),
     "an order to the adders is lost": (an_order_that_is_lost, "gradients", STUCK),
     "a message is lost": (a_message_that_is_lost, "gradients", STUCK),

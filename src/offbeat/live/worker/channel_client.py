@@ -206,6 +206,7 @@ class ChannelClient(HostClient):
         slot = -1 if x is None else self._put(x)
         self._settle()
         self._ask(say.FirstDeposit(self.key, slot))
+        self._slots.released()
         if self._slots.keeps and self._is_long and self._own.writes:
             self._channel.keep.elsewhere = self._keep
 
@@ -222,6 +223,7 @@ class ChannelClient(HostClient):
         slot = self._put(x)
         self._submitted_s = time.monotonic()
         self.send(say.Submit(self.key, slot, step, -1, self._answered, self._slots.due()))
+        self._slots.released()  # who waits reads nothing of its own
         while (answer := self._result()).how == "spare":
             self._lay_spare(answer)
         return self._gots([answer])
@@ -369,6 +371,7 @@ class ChannelClient(HostClient):
         if x is not None:
             slot = self._put(x)
             self._ask(say.Renew(self.key, slot, self._slots.due()))
+            self._slots.released()
 
     def rest(self, x: Vec | None, asked: Callable[[], bool], take_part: Callable[[], None]) -> Got | None:
         """The next result of the others; None when all have finished and nothing is owed.

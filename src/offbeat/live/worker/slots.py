@@ -191,8 +191,7 @@ class ThroughHost(OnHost):
         """On the GPU first, by the worker's stream; from there to the host beside what that does next."""
         if self._stage is None:
             self._stage = self._new()
-        for device, stream in self._down.items():
-            torch.cuda.current_stream(device).wait_stream(stream)  # the copy before it has left the stage
+        self._wait_for_down()  # the copy before it has left the stage
         x.put_into(self._stage)
         self._staged = slot
         self._copy_down(self._stage, slot)
@@ -208,21 +207,44 @@ class ThroughHost(OnHost):
             else:
                 into.copy_(part)
 
+    def _wait_for_down(self) -> None:
+        for device, stream in self._down.items():
+            torch.cuda.current_stream(device).wait_stream(stream)
+
+    def _copy_up(self, slot: int, stage: Vec, free: list[Any]) -> list[Any]:
+        """Beside what the worker computes, when the stage is ``free``. What tells that it is there."""
+        for stream in self._up.values():
+            for event in free:
+                stream.wait_event(event)
+        for into, part in zip(stage.parts, self._host(slot).parts, strict=True):
+            if into.is_cuda:
+                with torch.cuda.stream(self._up[into.device]):
+                    into.copy_(part, non_blocking=True)
+            else:
+                into.copy_(part)
+        return [stream.record_event() for stream in self._up.values()]
+
+    def _copy_here(self, slot: int, stage: Vec) -> None:
+        """By the worker's own streams."""
+        for into, part in zip(stage.parts, self._host(slot).parts, strict=True):
+            into.copy_(part, non_blocking=True)
+
+    def _mark(self) -> list[Any]:
+        """What tells that the worker's streams have come so far."""
+        return [torch.cuda.current_stream(device).record_event() for device in self._down]
+
+    def _wait(self, events: list[Any]) -> None:
+        """Let the worker's streams."""
+        for event in events:
+            for device in self._down:
+                torch.cuda.current_stream(device).wait_event(event)
+
     def fetch(self, slots: Sequence[int]) -> None:
         self._give_back([stage for slot in list(self._fetched) if slot not in slots for stage in self._drop(slot)])
         for slot in slots:
             if slot not in self._fetched and slot != self._staged:
                 stage, free = self._stages.pop() if self._stages else (self._new(), [])
-                for stream in self._up.values():
-                    for event in free:
-                        stream.wait_event(event)
-                for into, part in zip(stage.parts, self._host(slot).parts, strict=True):
-                    if into.is_cuda:
-                        with torch.cuda.stream(self._up[into.device]):
-                            into.copy_(part, non_blocking=True)
-                    else:
-                        into.copy_(part)
-                self._fetched[slot] = stage, [stream.record_event() for stream in self._up.values()]
+                self._fetched[slot] = stage, self._copy_up(slot, stage, free)
 
     @property
     def is_fetched(self) -> bool:
@@ -231,8 +253,7 @@ class ThroughHost(OnHost):
     def _drop(self, slot: int) -> list[Vec]:
         """What was fetched in vain."""
         stage, events = self._fetched.pop(slot)
-        for event, device in zip(events, self._up, strict=True):
-            torch.cuda.current_stream(device).wait_event(event)
+        self._wait(events)
         return [stage]
 
     def _vec(self, slot: int) -> Vec:
@@ -243,22 +264,19 @@ class ThroughHost(OnHost):
             self._lent.append(stage)
             return stage
         stage = self._room()
-        for into, part in zip(stage.parts, self._host(slot).parts, strict=True):
-            into.copy_(part, non_blocking=True)
+        self._copy_here(slot, stage)
         return stage
 
     def _room(self) -> Vec:
         stage, free = self._stages.pop() if self._stages else (self._new(), [])
-        for event in free:
-            for device in self._down:
-                torch.cuda.current_stream(device).wait_event(event)
+        self._wait(free)
         self._lent.append(stage)
         return stage
 
     def _give_back(self, stages: list[Vec]) -> None:
         """They may serve again when the worker's streams have read them."""
         if stages:
-            events = [torch.cuda.current_stream(device).record_event() for device in self._down]
+            events = self._mark()
             self._stages += [(stage, events) for stage in stages]
 
     def read(self, refs: Sequence[Ref], plus: int | Vec | None = None) -> Vec:
@@ -280,6 +298,10 @@ class ThroughHost(OnHost):
         """What was read into stages is there by then, too, so that these may serve again."""
         lent, self._lent = self._lent, []
         self._give_back(lent)
+        return self._write_word()
+
+    def _write_word(self) -> int:
+        """Behind all that the worker's streams and those down were asked for."""
         first, *others = self._down.items()
         device, stream = first
         stream.wait_stream(torch.cuda.current_stream(device))
