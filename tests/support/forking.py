@@ -22,7 +22,8 @@ from typing import Any
 from tests.support.forge import Job, Outcome
 from tests.support.ports import hold_port
 
-ENDS_S = 30.0  # a host process that is there so long after its workers is left behind
+FIRST_S = 5.0  # a host process waits for its first worker: where an attach is refused, nobody comes
+ENDS_S = 30.0  # one that is there so long after its workers is left behind
 
 
 def main(parent: int, socket: int) -> None:
@@ -154,6 +155,7 @@ class _HostProcesses:
             try:
                 from offbeat.live.host import process
 
+                process.FIRST_S = FIRST_S
                 process.serve(socket.socket(fileno=listener), token.decode())
             except BaseException:
                 traceback.print_exc()

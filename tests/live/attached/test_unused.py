@@ -171,7 +171,11 @@ def test_what_some_use_moves_on_all(ran: Ran, size: int, name: str) -> None:
         assert torch.equal(end[1], outs[0][2][1])
 
 
-@pytest.mark.parametrize(("size", "name"), [case for case in EVERY if not case[1].startswith("eager(wait='first'")])
+# By these, a worker's first step may bring steps of others in which they use it.
+AHEAD = ("eager(wait='first'", "ringmaster")
+
+
+@pytest.mark.parametrize(("size", "name"), [case for case in EVERY if case[0] == 1 or not case[1].startswith(AHEAD)])
 def test_what_some_will_use_does_not_move_before(ran: Ran, size: int, name: str) -> None:
     for begin, first, _ in ran[size][name]:
         assert torch.equal(begin[1], first[1])

@@ -98,6 +98,22 @@ def test_a_worker_that_is_killed_ends_the_run_with_a_sentence() -> None:
     assert "rank 1 failed: it was ended by SIGKILL" in str(caught.value) or "lost a peer" in str(caught.value)
 
 
+def test_elastic_is_told_how_long_a_worker_may_take_to_end_before_it_reads_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else Ctrl-C while workers import torch, deaf to it, would take elastic's half minute."""
+    said: list[str | None] = []
+
+    def config(**how: object) -> None:
+        said.append(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT"))
+        raise NotImplementedError
+
+    monkeypatch.setattr("offbeat.live.job.launch.LaunchConfig", config)
+    with pytest.raises(NotImplementedError):
+        launch(ob.allreduce(), ob.tasks.regression(), workers=1, steps=1)
+    assert said == ["5"]
+
+
 def test_what_cannot_be_sent_to_another_process_is_refused_before_any_is_started() -> None:
     task = ob.Task(lambda: nn.Linear(3, 1), mse_loss, failing_batch, partial(torch.optim.SGD, lr=0.1), name="mine")
     with pytest.raises(ValueError, match=r"the task 'mine' cannot be sent to other processes .* not lambdas"):

@@ -111,22 +111,9 @@ def launch_all(
             if watch is not None:
                 watch(statuses)
 
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=workers,
-            run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint="127.0.0.1:0",
-            local_addr="127.0.0.1",
-            max_restarts=0,
-            monitor_interval=LOOK_S,
-            start_method="spawn",
-            logs_specs=DefaultLogsSpecs(log_dir=place, redirects=Std.ERR),
-        )
         with _environment(), _quiet(), _signals(), _watched(look, (folder / "status").read_bytes):
             try:
-                elastic_launch(config, worker.entry)(payload, place)
+                elastic_launch(_config(workers, place), worker.entry)(payload, place)
             except ChildFailedError as error:
                 raise PeerFailed(_why(error, folder)) from None
             except SignalException as error:
@@ -134,6 +121,23 @@ def launch_all(
                     raise KeyboardInterrupt from None
                 raise SystemExit(128 + error.sigval) from None
     return [runs[number] for number in range(len(jobs))]
+
+
+def _config(workers: int, place: str) -> LaunchConfig:
+    """Made where the environment is ours: it reads there how long a worker may take to end."""
+    return LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=workers,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        local_addr="127.0.0.1",
+        max_restarts=0,
+        monitor_interval=LOOK_S,
+        start_method="spawn",
+        logs_specs=DefaultLogsSpecs(log_dir=place, redirects=Std.ERR),
+    )
 
 
 def _packed(jobs: Sequence[Job]) -> bytes:
