@@ -66,7 +66,8 @@ KINDS: dict[str, Rules | None] = {
     "by half": Rules(waiting.at_least(2), "shared", late=1, good_for=math.inf),
     "pairs": None,
 }
-LATE_GPU = pytest.mark.parametrize("late_gpu", [False, True, "stages"], ids=["", "late GPU", "through stages"])
+GPUS: tuple[bool | str, ...] = (False, True, "stages")
+LATE_GPU = pytest.mark.parametrize("late_gpu", GPUS, ids=["", "late GPU", "through stages"])
 
 
 def whom(rules: Rules | None, size: int) -> Any:
@@ -120,7 +121,7 @@ def test_workers_whose_ranks_are_on_several_hosts_lose_nothing_and_their_ranks_h
     """At the end each rank asks what coding has lost, whether or not the others of its worker have left."""
     rules = GRADIENTS[name] if name in GRADIENTS else KINDS[name]
     case = Case(rules, (), whom(rules, 3), homes=homes, of=2, sharded=sharded, loses=True)
-    for seed, gpu in enumerate((False, True, "stages")):
+    for seed, gpu in enumerate(GPUS):
         told = programs(seed, 3, also="a" if rules is None else "at")
         one = play(replace(case, programs=told, is_long=seed == 0, late_gpu=gpu), seed)
         check(one)
