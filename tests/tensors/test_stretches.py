@@ -15,6 +15,7 @@ from offbeat.tensors.stretches import CodedShare, Stretches, coded_mean, nothing
 from offbeat.tensors.sums import coded, mean
 from offbeat.tensors.vector import Vec
 from offbeat.tensors.wire import message_bytes, two_phase_bytes
+from tests.support.long import unless_long
 
 CODECS = [
     *(codec.bf16(), codec.fp16(), codec.int8(5), codec.int8(), codec.qsgd(2, 3), codec.qsgd(8, 64)),
@@ -91,7 +92,7 @@ def test_otherwise_it_is_the_gathering_up_to_one_coding_of_the_sum_and_of_what_d
     assert bool(((two - one).abs() <= 1.02 * (half_a_level(total) + 2 * own) / members).all())
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=unless_long(30, 300))
 @given(data=st.data(), c=st.sampled_from(CODECS), members=st.integers(2, 5), rounds=st.integers(1, 6))
 def test_what_was_sent_and_what_was_lost_add_up_to_what_was_to_be_sent(
     data: st.DataObject, c: codec.Codec, members: int, rounds: int
