@@ -187,5 +187,5 @@ def test_the_image_model_reads_most_digits() -> None:
 def test_ppo_learns_to_find_the_goal_though_episodes_end_when_they_end() -> None:
     told = quick(ROOT / "examples" / "ppo.py", "--world", "MiniGrid-Empty-5x5-v0")
     assert "on new episodes, 2 workers" in told
-    # 0.2 is what walking about finds, 0.8 to 0.95 what is learned in 40 turns; a policy may be lost again in the last ones.
+    # 0.2 is what walking about finds, 0.8 to 0.95 what is learned in 40 turns; it may be lost again in the last ones.
     assert max(map(float, re.findall(r"mean return (\d\.\d+)", told))) > 0.5
