@@ -123,7 +123,7 @@ class Board:
         return line
 
     def carriers(self, gpus: Sequence[str]) -> set[str]:
-        """The ways of vectors whose slots lie on that GPU, or on the host."""
+        """The ways of vectors whose slots lie on these GPUs, or on the host."""
         return {"ipc" if gpus else "shm", *(("tcp",) if self.homes else ())}
 
     def plan(self, ranks: Sequence[int] | None = None) -> dict[str, Any]:
