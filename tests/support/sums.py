@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from offbeat.live.memory.adding import CHUNK
+from offbeat.live.memory.adding import STRETCH
 
-N = 3 * CHUNK + 17
+N = STRETCH + 17
 SHAPES = {
     "one": [[1.0]],
     "one, counted": [[0.3]],

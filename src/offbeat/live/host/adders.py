@@ -1,8 +1,7 @@
 """The adders: a thread of the host process that makes sums, with as many of torch's own threads as memory is worth.
 
 One thread of Python's asks for them, one after the other: several would spend their time on waiting for the interpreter
-(8 of them added 18 GB/s on 16 cores, where torch's own threads add 70). Each of torch's takes the same stretch of a
-chunk in every call, so that a chunk of the result stays in its core's cache while all terms are added to it.
+(8 of them added 53 GB/s on 16 cores, torch's own threads 94).
 
 Sums are made in the order in which they were asked for: what a sum stands on has been asked for before it. Short ones
 are made at once, by whoever asks: to wake a thread would take longer. Other work on vectors that lie here, such as

@@ -1,8 +1,9 @@
-"""Sums of vectors where they lie, in the order of the members, a cache's worth at a time.
+"""Sums of vectors where they lie, in the order of the members.
 
-A chunk of the result stays in the cache while all terms are added to it, so every number is read once and written once.
-Each number is made by the same operations in the same order wherever a stretch begins or ends: whoever computes it gets
-the same bits.
+A term is added in one call over the whole vector. Stretches that stay in a cache read the sum once less, and are slower
+even on idle cores: memory is quickest when read in long lines. Beside busy cores each call waits for all its threads,
+and many calls took a hundred times as long. Each number is made by the same operations in the same order wherever a
+stretch begins or ends: whoever computes it gets the same bits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from offbeat.tensors.vector import Used, Vec, Way
 Pairs = Sequence[tuple[Tensor, Tensor]]
 Pieces = Callable[[Tensor], Pairs]  # given memory for a vector: where in it which tensors are to be copied
 
-CHUNK = 1 << 17  # numbers: out and one term stay inside a core's second cache, and calls are few
+STRETCH = 1 << 22  # numbers, where a term of several vectors is summed in other memory first
 
 
 def add_up(out: Tensor, terms: Sequence[Term], divisor: float) -> None:
@@ -29,11 +30,11 @@ def add_up(out: Tensor, terms: Sequence[Term], divisor: float) -> None:
     numel = out.numel()
     if out.is_cuda and add_in_one_pass(out, terms, divisor, 0, numel):
         return
-    chunk = numel if out.is_cuda else CHUNK * max(1, torch.get_num_threads())
     several = any(len(term) > 1 for term in terms[1:])
-    scratch = torch.empty(min(chunk, numel), dtype=out.dtype, device=out.device) if several else None
-    for a in range(0, numel, max(chunk, 1)):
-        b = min(a + chunk, numel)
+    stretch = min(STRETCH, numel) if several and not out.is_cuda else numel
+    scratch = torch.empty(stretch, dtype=out.dtype, device=out.device) if several else None
+    for a in range(0, numel, max(stretch, 1)):
+        b = min(a + stretch, numel)
         here = out[a:b]
         plain = len(terms) > 1 and all(len(t) == 1 and t[0][1] == 1.0 for t in terms[:2])
         if plain:
