@@ -8,8 +8,11 @@ from collections import Counter
 class Rope:
     """Counts who is through a round."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers: int) -> None:
+        self._workers = workers  # who can pull
         self._pulls: Counter[int] = Counter()
+        self._enough: dict[int, int] = {}
+        self._rung = -1
 
     def pull(self, r: int, enough: int) -> bool:
         """One more worker is through its batch of round ``r``. Whether the bell rings now: for the ``enough``-th.
@@ -17,7 +20,18 @@ class Rope:
         Rounds before it are over, so that nothing of them needs to be kept.
         """
         self._pulls[r] += 1
-        if self._pulls[r] != enough:
+        self._enough[r] = enough
+        return self._rings(r)
+
+    def one_less(self) -> list[int]:
+        """Somebody can pull no more. The rounds whose bell rings now: all who are left have pulled."""
+        self._workers -= 1
+        return [r for r in sorted(self._enough) if self._rings(r)]
+
+    def _rings(self, r: int) -> bool:
+        if r <= self._rung or self._pulls[r] < min(self._enough[r], self._workers):
             return False
-        self._pulls = Counter({later: count for later, count in self._pulls.items() if later >= r})
+        self._rung = r
+        self._pulls = Counter({later: count for later, count in self._pulls.items() if later > r})
+        self._enough = {later: enough for later, enough in self._enough.items() if later > r}
         return True

@@ -27,6 +27,7 @@ class Say(Enum):
     BEGAN = auto()  # base
     RENEWED = auto()  # base
     FINISHED = auto()
+    DIED = auto()
     STANDS = auto()
     BACK = auto()
     OVER = auto()
@@ -54,7 +55,8 @@ class Referee:
     _position: list[int] = field(default_factory=list)  # the last round a worker has arrived for
     _computing: list[int | None] = field(default_factory=list)  # the base of the step it is in, if it is in one
     _deposit: list[int] = field(default_factory=list)  # the base of its last deposit
-    _finished: set[int] = field(default_factory=set)
+    _finished: set[int] = field(default_factory=set)  # the dead among them
+    _dead: set[int] = field(default_factory=set)
     _standing: set[int] = field(default_factory=set)
     _held: set[int] = field(default_factory=set)
     _training: set[int] = field(default_factory=set)  # neither finished nor standing nor held
@@ -100,6 +102,8 @@ class Referee:
                 return self.renewed(rank, notice.base)
             case Say.FINISHED:
                 return self.finished(rank)
+            case Say.DIED:
+                return self.died(rank)
             case Say.STANDS:
                 return self.stands(rank)
             case Say.BACK:
@@ -131,6 +135,11 @@ class Referee:
         """``rank`` has no more data; it never counts again."""
         self._finished.add(rank)
         return self.stands(rank)
+
+    def died(self, rank: int) -> list[int]:
+        """``rank`` is no worker any more: nobody waits for it, and a quorum is one of those who are left."""
+        self._dead.add(rank)
+        return self.finished(rank)
 
     def renewed(self, rank: int, base: int) -> list[int]:
         """A worker without a step to take has taken ``base`` results; its weights are as new as that."""
@@ -267,11 +276,12 @@ class Referee:
             return False
         if self.rules.is_full(version):
             return len(arrived) == len(training)
-        if not self.rules.wait.satisfied(version, arrived, training, self.size, self.seed):
+        if not self.rules.wait.satisfied(version, arrived, training, self.size - len(self._dead), self.seed):
             return False
         if self.rules.bound is None:
             return True
-        return not any(self._too_old(r, version) for r in range(self.size) if r not in arrived and r not in self._held)
+        waited_for = set(range(self.size)) - arrived - self._held - self._dead
+        return not any(self._too_old(r, version) for r in waited_for)
 
     def _would_count(self, rank: int, version: int) -> bool:
         """Whether what ``rank`` is computing would be in time for this round."""

@@ -22,7 +22,7 @@ that order down, and `offbeat.sim.replay` follows it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -123,7 +123,8 @@ class Seat:
         self._newest: Vec | None = None  # the last deposit, which what was shown before does not contain
         self.needs = 0
         self.takes_each = False  # it rests or stands, and takes one result after the other
-        self.has_finished = self.flushed = False
+        self.has_finished = self.flushed = self.is_dead = False
+        self._counted = 0  # deposits that some round has had in it
         self._log = log
         if x is not None:
             self.tray.deposit(x, Deposit(-1, first_round))
@@ -152,6 +153,8 @@ class Seat:
 
         ``upto``: where the worker looks ahead, the results it has taken; it begins the next step with these.
         """
+        if self.is_dead and self.rules.absent == "shared" and self.tray.value is None:
+            return None  # its weights have left the mean, and a step from there has nothing to be added to
         self._note("offer", step)
         self._newest = None
         if upto is not None:
@@ -250,6 +253,13 @@ class Seat:
         self.has_finished = self.takes_each = True
         return Notice(Say.FINISHED)
 
+    def bury(self) -> Notice:
+        """Its worker is dead. What it had handed in, and no round has had in it, counts once; then it gives nothing."""
+        self._shown, self._newest = [], None
+        self._results.clear()
+        self.has_finished = self.is_dead = True
+        return Notice(Say.DIED)
+
     def renew(self, x: Vec | None) -> Notice | None:
         """Without a step to take, ``x`` answers for the worker from now on."""
         if x is None:
@@ -340,9 +350,14 @@ class Seat:
             raise ValueError(f"partial rounds average within groups, but round {version} mixes along {W}")
         return block
 
-    def divisor(self, members: tuple[int, ...]) -> int:
-        """Weights are averaged among the members; gradients are divided by all."""
-        return len(members) if self.rules.of_weights else self.size
+    def divisor(self, members: tuple[int, ...], absent: Set[int] = frozenset()) -> int:
+        """Weights are averaged among the members; gradients are divided by all.
+
+        ``absent``: of all, the dead who give nothing.
+        """
+        if self.rules.of_weights:
+            return max(1, len(set(members) - absent))
+        return max(1, self.size - len(absent))
 
     @property
     def flushes(self) -> bool:
@@ -352,11 +367,18 @@ class Seat:
     def snapshot(self, version: int, flush: bool = False) -> Given:
         """What answers for the worker in round ``version``, with the record of what is in it."""
         self._note("flush" if flush else "snapshot", version)
+        if self.is_dead and self._counted == self.tray.deposits:
+            self.tray.clear()
+            self.place.begun += 1
+            return Given(None, self.tray.deposits, None)
         deposits = self.tray.pieces
         count = self.place.begun
         in_time = bool(deposits) and not flush and self.place.made_for(count, deposits[-1].base)
         self.place.begun = count + 1
         shot = self.tray.snapshot(count, in_time)
+        self._counted = shot.deposits
+        if self.is_dead and self.rules.absent == "shared":
+            self.tray.clear()
         age = shot.staleness(count)
         share = None if age is None else Freshness(age, shot.fresh(count, self.rules.catch_up))
         return Given(shot.value, shot.deposits, share)
@@ -369,8 +391,11 @@ class Seat:
         if outcome.flush and not outcome.shares:
             return False
         self._note("result", outcome.version)
-        if self.rules.absent == "shared":
+        if self.rules.absent == "shared" and self.tray.value is not None:
             self.tray.adopt(outcome.value)
+        if self.is_dead:
+            self.place.results += 1
+            return False
         self._drop_older()
         self._results[self.results] = (outcome, given.deposits)
         self.place.results += 1

@@ -122,6 +122,10 @@ class Tray:
             self.value.add_(self._since)
         self._is_out, self._since = False, None
 
+    def clear(self) -> None:
+        """Nothing answers for the worker any more."""
+        self.value, self._since, self.pieces = None, None, []
+
     def shown(self) -> Vec:
         """Shared weights, with everything that was added."""
         assert self.value is not None, "shared weights are there from the beginning"

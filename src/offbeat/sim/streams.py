@@ -46,7 +46,7 @@ class Streams:
         self._news_s = math.ceil(math.log2(size)) * network.latency(0, size - 1) if size > 1 else 0.0
         self._supplies = [Supply() for _ in range(size)]
         self._fetched = [0] * size
-        self._rope = Rope()
+        self._rope = Rope(size)
         self._rung_s: dict[int, float] = {}  # round → when its bell has reached everybody
 
     def begin(self, rank: int, r: int, effect: Batch, answer: Callable[[Done], None]) -> None:

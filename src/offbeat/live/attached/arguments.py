@@ -22,11 +22,12 @@ class Arguments:
     log: Log | None = None
     recorder: NoRecorder = field(default_factory=NoRecorder)
     mesh: DeviceMesh | None = None
+    min_workers: int = 0
 
     @property
     def must_be_equal(self) -> dict[str, object]:
         """Those that all ranks must have alike."""
-        return {"accumulate": self.accumulate, "seed": self.seed, "steps": self.steps}
+        return {name: getattr(self, name) for name in ("accumulate", "seed", "steps", "min_workers")}
 
     @property
     def unknown_to_a_task(self) -> dict[str, object]:

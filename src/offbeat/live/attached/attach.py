@@ -140,6 +140,15 @@ def _warn_of_first_gpu(model: nn.Module) -> None:
             )
 
 
+def _least(wanted: int | None, size: int) -> int:
+    """With how many workers the run goes on; 0: with all alone, and it was not asked for anything else."""
+    if wanted is None:
+        wanted = min(int(os.environ.get("OFFBEAT_MIN_WORKERS", size)), size)
+    if whole("attach: min_workers", wanted, 1) > size:
+        raise ValueError(f"attach: min_workers is {wanted}, and there are {size} workers; ask for at most so many")
+    return wanted if wanted < size else 0
+
+
 def attach(
     optimizer: torch.optim.Optimizer,
     model: nn.Module,
@@ -153,6 +162,7 @@ def attach(
     log: Log | None = None,
     record: str | Path | Recorder | None = None,
     mesh: DeviceMesh | None = None,
+    min_workers: int | None = None,
     strategy: Method | str | None = None,
 ) -> Attached:
     """Let ``method`` decide what each ``optimizer.step()`` exchanges. Every rank must call it.
@@ -166,7 +176,9 @@ def attach(
     every step: a ``SummaryWriter``, or anything with its ``add_scalar(tag, value, step)``. ``record``: a folder, into
     which each rank writes at the end what decided the run; ``ob.replay`` runs it again, if model, data and optimiser
     are those of a ``Task``. ``mesh``: the ranks over which ``fully_shard`` has spread the model, which are one worker;
-    without it they are found from the parameters. (``strategy`` is an earlier name of ``method``.)
+    without it they are found from the parameters. ``min_workers``: a worker whose process dies is left behind, and the
+    others go on as long as so many are left; without it any death ends the run. Under ``offbeat launch`` it is 1
+    where nothing is said. (``strategy`` is an earlier name of ``method``.)
     """
     if isinstance(optimizer, Attached):
         raise ValueError(f"this optimizer is attached already, with {optimizer.method}; attach the inner one only once")
@@ -174,11 +186,13 @@ def attach(
     method = as_method(method, strategy)
     whole("attach: accumulate", accumulate, 1)
     _join(patience_s)
+    least = _least(min_workers, dist.get_world_size())
     _warn_of_first_gpu(model)
     store = dist.distributed_c10d._get_default_store()
-    board = Board(store, f"offbeat/{next(_number)}", dist.get_rank(), dist.get_world_size())
+    name = f"offbeat/{next(_number)}"
+    board = Board(store, name, dist.get_rank(), dist.get_world_size(), min_workers=least)
     recorder = NoRecorder() if record is None else record if isinstance(record, Recorder) else Recorder(record)
-    given = Arguments(max_norm, accumulate, steps, seed, patience_s, log, recorder, mesh)
+    given = Arguments(max_norm, accumulate, steps, seed, patience_s, log, recorder, mesh, least)
     run = Training(optimizer, model, method, board, given, _World.let_go)
     _World.users += 1
     if run.is_sharded:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from offbeat.live.attached.flat import Flat
 from offbeat.live.attached.gradient import FlatGradient
+from offbeat.live.carriers.exchanges import Landing
 from offbeat.live.memory.adding import Pairs, Pieces, copy
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.worker.waiter import Work
@@ -29,6 +30,10 @@ STEP_MODULUS = 128  # small enough to be exact in bfloat16
 
 # Of the sum of what everybody has in pieces, or there already; and what it will be divided by, a power of two.
 Start = Callable[[Tensor, Pieces | None], tuple[Work | None, int]]
+
+
+def _absent(work: Work | None) -> int:
+    return work.absent if isinstance(work, Landing) else 0
 
 
 @dataclass
@@ -136,7 +141,7 @@ class Buckets:
 
     def settle(self, t: int, active: bool) -> tuple[int, int]:
         """All sums are there: divide by those who contributed. Answers (how many, their step)."""
-        _, divisor, _, last = self._under_way[-1]
+        works, divisor, _, last = self._under_way[-1]
         head = (last[: self._tail_length] * divisor).tolist()
         count, steps = round(head[0]), head[1]
         if count == 0:
@@ -148,12 +153,14 @@ class Buckets:
                 f"the workers are in different steps: this one is in step {t}, the others are not; "
                 "every rank must call backward() equally often between two step()s"
             )
-        for _, divisor, bucket, travelled in self._under_way:
+        died = _absent(works)
+        for work, divisor, bucket, travelled in self._under_way:
+            of = count + died - _absent(work)  # one that has died in the middle of a step is in its first buckets
             shift = self._tail_length if bucket.part == 0 else 0
             home = self._storage[bucket.part][bucket.lo + shift : bucket.hi + shift]
             there = travelled[travelled.numel() - home.numel() :]
-            if count != divisor:
-                torch.div(there.mul_(divisor) if divisor != 1 else there, count, out=home)
+            if of != divisor:
+                torch.div(there.mul_(divisor) if divisor != 1 else there, of, out=home)
             elif there.data_ptr() != home.data_ptr():
                 home.copy_(there)
         self._under_way = []

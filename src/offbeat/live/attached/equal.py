@@ -40,8 +40,8 @@ def equalise(flat: Flat, transport: Transport, island: Island | None = None) -> 
     with torch.no_grad():
         if int(both[0]) != -int(both[1]):
             for tensor in parts:
-                total = transport.agree_on(tensor.to(wide(tensor.dtype)), dist.ReduceOp.SUM, "the others' weights")
-                tensor.copy_(total.div_(transport.size))
+                mean = transport.agree_on(tensor.to(wide(tensor.dtype)), dist.ReduceOp.AVG, "the others' weights")
+                tensor.copy_(mean)
         for counter in flat.other_buffers:
             if not counter.is_complex():  # those are tables, such as rotary embeddings'
                 counter.copy_(transport.agree_on(counter.long(), dist.ReduceOp.MAX, "the others' buffers"))

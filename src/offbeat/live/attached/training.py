@@ -69,6 +69,8 @@ class Training:
                 Waiter(board, given.patience_s), board, devices, of_shards=self._island is not None
             )
             share_beginning(flat, self.transport, self._island)
+            self._refuse_what_cannot_go_on()
+            self.transport.waiter.until(board.has_attached(), "the others to attach")
         except BaseException as error:
             for one in (board, self._island):
                 if one is not None:
@@ -120,6 +122,15 @@ class Training:
         share.attached(self.name, self._steps_together)
         self.stats.begin()
         atexit.register(self._at_exit)
+
+    def _refuse_what_cannot_go_on(self) -> None:
+        """All ranks find the same."""
+        if self._board.min_workers and (self._island is not None or self.transport.hosts > 1):
+            what = "a model that is sharded" if self._island is not None else "workers on several hosts"
+            raise OffbeatError(
+                f"min_workers={self._board.min_workers} was asked for, but going on without the dead is not built for "
+                f"{what}; leave min_workers out, and resume from a checkpoint"
+            )
 
     def _update(self, g: Vec) -> None:
         """The inner optimiser's step."""

@@ -83,9 +83,10 @@ class CodedInStep:
         begun = client.lay(Vec([message]), reads=others, sends=others, later=later)
 
         def use(vecs: list[Vec]) -> Vec:
-            decoded = [decode(m, wanted, codec) for m in _in_place(vecs, me, message)]
-            keep(effect.lost, wanted, decoded[me])
-            return mean(decoded, len(ranks))
+            place = me - sum(member < me for member in begun.absent)
+            decoded = [decode(m, wanted, codec) for m in _in_place(vecs, place, message)]
+            keep(effect.lost, wanted, decoded[place])
+            return mean(decoded, len(decoded))
 
         return _taken(begun, client, use)
 
@@ -107,8 +108,9 @@ class CodedInStep:
             return Sent((), lambda: weighted([(W.row(rank)[rank], mine)]))
 
         def use(vecs: list[Vec]) -> Vec:
-            theirs = {j: decode(vec.parts[0], x, codec) for j, vec in zip(senders, vecs, strict=True)}
-            return weighted((w, mine if j == rank else theirs[j]) for j, w in W.row(rank).items())
+            there = [j for j in senders if j not in begun.absent]  # else what they would have sent is one's own
+            theirs = {j: decode(vec.parts[0], x, codec) for j, vec in zip(there, vecs, strict=True)}
+            return weighted((w, theirs.get(j, mine)) for j, w in W.row(rank).items())
 
         return _taken(begun, client, use)
 
@@ -161,7 +163,8 @@ class CodedInStep:
         found, start = list[tuple[Vec | None, Tensor]](), 1 + header.numel()
 
         def use(vecs: list[Vec], notes: list[Any]) -> None:
-            gathered = _in_place(vecs, ranks.index(me), message)
+            place = ranks.index(me) - sum(member < ranks.index(me) for member in begun.absent)
+            gathered = _in_place(vecs, place, message)
             theirs = [decode(m[start:], like, codec) for m in gathered if m[0]]
             counts = torch.stack([m[1:start].long() for m in gathered]).sum(dim=0)
             found.append(((mean(theirs, len(theirs)) if theirs else None), counts))

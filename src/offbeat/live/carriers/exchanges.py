@@ -50,7 +50,8 @@ class Transport:
         if board.line is not None:
             self._in_step = InStep(board.line, board, waiter, self.gpus_of_slots, self.carriers)
         self.coded = CodedInStep(self)
-        nccl = gpus.nccl_fits(self._equipment) and not of_shards  # its group is one of all ranks
+        # Its group is one of all ranks, and ends with any of them.
+        nccl = gpus.nccl_fits(self._equipment) and not of_shards and not board.min_workers
         self._nccl: Any = dist.new_group(backend="nccl", timeout=LONG) if nccl else None
 
     @property
@@ -106,7 +107,7 @@ class Transport:
         client = self.in_step.among(ranks, x.parts)
         self.wire_bytes += all_reduce_bytes(len(ranks), _wide_bytes(x)) // len(ranks)
         everyone = [(member, 1.0) for member in range(len(ranks))]
-        return _copied(client.lay(x, sums=everyone, divisor=len(ranks), later=later), client)
+        return _copied(client.lay(x, sums=everyone, divisor=len(ranks), later=later), client, len(ranks))
 
     def _along_a_row(self, effect: Mix, later: bool) -> Sent:
         """Along a row of the matrix. All ranks come here, also those whom nobody mixes with."""
@@ -116,7 +117,8 @@ class Transport:
         is_mean = W.block(self.rank) is not None
         sums = [(j, 1.0 if is_mean else w) for j, w in row.items()]
         divisor, receivers = len(row) if is_mean else 1, W.receivers(self.rank)
-        return _copied(client.lay(x, sums=sums, divisor=divisor, sends=receivers or [self.rank], later=later), client)
+        begun = client.lay(x, sums=sums, divisor=divisor, sends=receivers or [self.rank], later=later)
+        return _copied(begun, client, len(row) if is_mean else 0)
 
     # Gradients, bucket by bucket.
 
@@ -188,14 +190,22 @@ class Landing:
     def _land(self, vecs: list[Vec], notes: list[Any]) -> None:
         self._out.copy_(vecs[0].parts[0])
 
+    @property
+    def absent(self) -> int:
+        """How many had died before they brought their part."""
+        return len(self._begun.absent)
 
-def _copied(begun: Exchanged, client: ExchangeClient) -> Sent:
-    """What comes of it in memory of its own: a method may keep it."""
+
+def _copied(begun: Exchanged, client: ExchangeClient, mean_of: int) -> Sent:
+    """What comes of it in memory of its own: a method may keep it. ``mean_of``: so many, if it is a mean, of which some
+    may have died."""
 
     def result() -> Vec:
         found: list[Vec] = []
         begun.take(lambda vecs, _: found.append(vecs[0].clone()))
         client.release()
+        if mean_of and begun.absent:
+            return found[0] * (mean_of / (mean_of - len(begun.absent)))
         return found[0]
 
     return Sent([begun], result)

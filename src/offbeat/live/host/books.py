@@ -53,6 +53,7 @@ class ClientRecord:
         self.own: Expression | None = None  # what it has submitted last, and may be reading beside an answer
         self.put_by: Expression | None = None  # what it has submitted, and its seat has not heard of yet
         self.granted: set[int] = set()  # slots that it may write to
+        self.is_dead = False
         self._new_grants: list[int] = []
         self._opened: set[int] = set()  # slots on a GPU that it has heard of
 
@@ -82,10 +83,18 @@ class ClientRecord:
         while self._unreleased and self._unreleased[0][0] <= upto:
             self._unreleased.popleft()
 
+    def bury(self) -> None:
+        """It reads and writes nothing more; what it has submitted and its seat has not heard of yet stays."""
+        self.is_dead, self.own = True, None
+        self.replies.clear()
+        self._unreleased.clear()
+        self.granted.clear()
+        self.news.clear()
+
     def tell(self, news: Any) -> None:
         """With the next answer, to all ranks that bring something."""
         for one in self.ranks:
-            if one._writes:
+            if one._writes and not one.is_dead:
                 one.news.append(news)
 
     def refuse(self, words: str) -> None:
@@ -174,7 +183,7 @@ class Books:
 
     def grant(self, client: ClientRecord) -> None:
         """A slot to write to, if it has none."""
-        if not client.granted:
+        if not client.granted and not client.is_dead:
             client.grant(self.slots.take())
 
     def make(self, vector: Expression) -> None:
@@ -193,6 +202,8 @@ class Books:
 
     def reply(self, client: ClientRecord, reply: Reply) -> None:
         """Tell a worker, all its ranks."""
+        if client.is_dead:
+            return
         for one in client.ranks:
             one.replies.append(reply)  # first: a slot that is taken from now on is none that it tells of
         for vector, _ in reply.vectors:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -208,6 +208,21 @@ class ChannelServer(MeetingServer):
     def greet(self, client: Seated) -> None:
         self._reply(client, "open")
 
+    def bury(self, rank: int) -> None:
+        super().bury(rank)
+        notice = Notice(Say.DIED)
+        if (client := self._clients.get(rank)) is not None:
+            self._books.aside.difference_update(client.replica)
+            self._spares.cannot(rank)
+            notice = client.seat.bury()
+            if client.put_off:  # what it has handed in is not forgotten
+                client.stops = True
+            elif client.looks_ahead:
+                client.wake, client.looks_ahead = None, False
+        self._tell(rank, notice)
+        self._end_of_message()
+        self._go_on()
+
     def waits_for(self, rank: int) -> tuple[int, int]:
         """How many results it has heard of, and how many it waits for."""
         client = self._clients.get(rank // self.others.of)
@@ -219,6 +234,8 @@ class ChannelServer(MeetingServer):
             missing = tuple(sorted(self._referee.missing))
         found = super().places()
         for worker, client in self._clients.items():
+            if client.is_dead:
+                continue
             waits = client.wake is not None and not client.looks_ahead
             waits = waits and (self._rules.pool is not None or client.wanted > self.rounds)
             waits = (waits or bool(self.absent)) and worker not in missing
@@ -532,7 +549,7 @@ class ChannelServer(MeetingServer):
 
     def _block(self, go: say.Go, ranks: tuple[int, ...]) -> Block:
         home_of = self.others.home_of
-        here = [r for r in ranks if home_of[r] == self.others.me]
+        here = [r for r in ranks if home_of[r] == self.others.me and r in self._clients]
         hosts = list(dict.fromkeys(home_of[r] for r in ranks))
         block = Block(go.version, ranks, here, hosts, go.started_by, go.flush)
         trip_s = self.others.trip_s(hosts) if self.others.decides and not go.flush else 0.0
@@ -550,7 +567,7 @@ class ChannelServer(MeetingServer):
         terms = [cast(Expression, one.value) for one in given.values() if one.value is not None]
         shares = {r: one.share for r, one in given.items() if one.share is not None}
         if len(block.hosts) == 1:
-            self._deliver(block, Sum(terms, self._divisor(block)), shares)
+            self._deliver(block, Sum(terms, self._divisor(block, shares)), shares)
             return
         value = self.as_one(terms) if terms else None
         if self.sums.takes(block.hosts):
@@ -577,7 +594,7 @@ class ChannelServer(MeetingServer):
 
         def deliver(summed: Summed) -> None:
             everyones = {r: Freshness(age, fresh) for some in summed.said for r, age, fresh in some}
-            self._deliver(block, summed.total(self._divisor(block)), dict(sorted(everyones.items())))
+            self._deliver(block, summed.total(self._divisor(block, everyones)), dict(sorted(everyones.items())))
             self._go_on()
 
         self.sums.begin(block.name, block.hosts, given, deliver)
@@ -593,8 +610,8 @@ class ChannelServer(MeetingServer):
     def _deliver_if_whole(self, block: Block) -> None:
         if block.is_whole:
             parts = [block.parts[host] for host in block.hosts]
-            total = Sum([part.value for part in parts if part.value is not None], self._divisor(block))
             shares = {r: share for part in parts for r, share in part.shares.items()}
+            total = Sum([part.value for part in parts if part.value is not None], self._divisor(block, shares))
             self._deliver(block, total, dict(sorted(shares.items())))
             del self._under_way[block.name]
             self._go_on()
@@ -604,11 +621,12 @@ class ChannelServer(MeetingServer):
         self._under_way = {name: one for name, one in self._under_way.items() if host not in one.hosts}
         self._parts = {}
 
-    def _divisor(self, block: Block) -> int:
-        return self._clients[block.here[0]].seat.divisor(block.ranks)
+    def _divisor(self, block: Block, shares: Collection[int]) -> int:
+        return self._clients[block.here[0]].seat.divisor(block.ranks, self._dead.difference(shares))
 
     def _deliver(self, block: Block, total: Sum, shares: dict[int, Freshness]) -> None:
-        version, members = block.version, len(block.ranks)
+        absent = self._dead.difference(shares).intersection(block.ranks)
+        version, members = block.version, len(block.ranks) - len(absent)
         value: Any = Expression([(total, 1.0)])
         outcome = Outcome.of(self.nodes, version, value, shares, members, block.flush)
         now, told = time.monotonic(), [(r, tuple(share)) for r, share in shares.items()]

@@ -37,17 +37,19 @@ class Exchange:
         lost = None if self.summed is None else self.summed.lost
         return [vector for vector in (*self.laid.values(), *self.parts.values(), lost) if vector is not None]
 
-    def answer(self, lay: say.Lay) -> list[Expression]:
+    def answer(self, member: int, lay: say.Lay) -> list[Expression]:
         vectors = []
         if lay.sums:
-            key = (*map(tuple, lay.sums), lay.divisor)
+            weights = self._weights(member, lay)
+            key = (*weights, lay.divisor)
             if key not in self.totals:
                 divisor = lay.divisor or max(1, len(self.gave))
-                self.totals[key] = Sum(self._terms(lay), divisor) if self.summed is None else self.summed.total(divisor)
+                terms = self._terms(weights)
+                self.totals[key] = Sum(terms, divisor) if self.summed is None else self.summed.total(divisor)
             vectors.append(Expression([(self.totals[key], 1.0)]))
             if lay.keeps and self.summed is not None and self.summed.lost is not None:
                 vectors.append(self.summed.lost.clone())
-        read = [self.laid[member] for member in lay.reads]
+        read = [self.laid.get(member) for member in lay.reads]
         return [*vectors, *(vector.clone() for vector in read if vector is not None)]
 
     @property
@@ -60,14 +62,25 @@ class Exchange:
     def notes_for(self, lay: say.Lay) -> list[Any]:
         """What was said beside the vectors that are read, or that were coded and summed: by all, in their order."""
         if lay.reads or not lay.draws:
-            return [self.notes[member] for member in lay.reads]
+            return [self.notes[member] for member in lay.reads if member in self.notes]
         told = {} if self.summed is None else {member: note for some in self.summed.said for member, _, note in some}
         return [note for _, note in sorted({**self.notes, **told}.items())]
 
-    def _terms(self, lay: say.Lay) -> list[Expression]:
+    def absent(self, lay: say.Lay) -> list[int]:
+        """Whom it names, and who has died before this exchange."""
+        return [m for m in dict.fromkeys([*(m for m, _ in lay.sums), *lay.reads]) if m not in self.laid]
+
+    def _weights(self, member: int, lay: say.Lay) -> list[tuple[int, float]]:
+        """Along a row of a matrix one's own vector has the weight of those who are dead. A mean is one of fewer."""
+        weights = {m: weight for m, weight in lay.sums if m in self.laid or len(self.parts) > 1}
+        if len(weights) < len(lay.sums) and not lay.alike and lay.divisor == 1:
+            weights[member] = weights.get(member, 0.0) + sum(weight for m, weight in lay.sums if m not in self.laid)
+        return sorted(weights.items())
+
+    def _terms(self, weights: list[tuple[int, float]]) -> list[Expression]:
         if len(self.parts) > 1:
             return [part for _, part in sorted(self.parts.items()) if part is not None]
-        laid = [(self.laid[member], weight) for member, weight in lay.sums]
+        laid = [(self.laid[member], weight) for member, weight in weights]
         return [vector * weight for vector, weight in laid if vector is not None]
 
 
@@ -89,6 +102,12 @@ class ExchangeServer(BookedServer):
         self._clients[message.worker] = self._books.clients[message.worker] = client
         self._books.grant(client)
         self._reply(client, "open")
+
+    def bury(self, rank: int) -> None:
+        super().bury(rank)
+        for number, exchange in list(self._exchanges.items()):
+            exchange.wants.pop(rank, None)
+            self._answer(number, exchange)
 
     def _reply(self, client: ClientRecord, how: str, about: object = None, vectors: Any = ()) -> None:
         self._books.reply(client, Reply(how, about, 0, [], [(vector, None) for vector in vectors]))
@@ -166,15 +185,17 @@ class ExchangeServer(BookedServer):
     def _can_answer(self, exchange: Exchange, lay: say.Lay) -> bool:
         if lay.alike and self.others.others:
             return exchange.summed is not None or len(exchange.parts) == len(self.others.hosts)
-        return all(member in exchange.laid for member in (*(member for member, _ in lay.sums), *lay.reads))
+        return self._dead.issuperset(exchange.absent(lay))
 
     def _answer(self, number: int, exchange: Exchange) -> None:
         for worker, lay in list(exchange.wants.items()):
             if self._can_answer(exchange, lay):
                 del exchange.wants[worker]
-                about = [number, exchange.notes_for(lay)]
-                self._reply(self._clients[worker], "exchange", about, exchange.answer(lay))
-        if number in self._exchanges and exchange.laid.keys() >= set(self.others.here) and not exchange.wants:
+                absent = [member for member in exchange.absent(lay) if member in self._dead]
+                about = [number, exchange.notes_for(lay), absent]
+                self._reply(self._clients[worker], "exchange", about, exchange.answer(worker, lay))
+        all_have_laid = exchange.laid.keys() >= set(self.others.here) - self._dead
+        if number in self._exchanges and all_have_laid and not exchange.wants:
             self.rounds = max(self.rounds, number + 1)
             del self._exchanges[number]  # what was answered stands on what it needs
 
@@ -182,7 +203,7 @@ class ExchangeServer(BookedServer):
         waits = {worker: set[int]() for worker in self._clients}
         for one in self._exchanges.values():
             for worker, lay in one.wants.items():
-                waits[worker] |= {member for member, _ in lay.sums}.union(lay.reads) - one.laid.keys()
+                waits[worker] |= set(one.absent(lay))
         return {worker: Whereabouts(-1, -1, tuple(sorted(whom))) for worker, whom in waits.items()}
 
     def flush(self) -> None:

@@ -22,6 +22,7 @@ from offbeat.live.memory.arena import Arena
 from offbeat.rounds.bell import Rope
 
 LOSSES = ("failed", "gone")
+GO_ON = "the others go on"
 ANSWER_S = 1.0  # for other hosts to say what their workers are doing
 
 
@@ -115,12 +116,13 @@ class FactsServer(Server):
             self._tell(say.Fact(self.key, told.name, told.value), but=worker)
         elif worker not in self._ended:
             self._ended.add(worker)
-            if told.what in LOSSES and self._first_loss is None:
+            if told.what in LOSSES and told.name != GO_ON and self._first_loss is None:
                 self._first_loss = told
             if told.what == "failed":
                 self._miss(say.Failed(self.key, worker, told.value), worker)
             elif told.what == "gone":
-                self._miss(say.Gone(self.key, worker, told.value == "ended"), worker)
+                goes_on, ended = told.name == GO_ON, told.value == "ended"
+                self._miss(say.Gone(self.key, worker, ended, goes_on, "" if goes_on else told.name), worker)
 
     def _tell(self, message: Any, but: int) -> None:
         for worker, send in self._sends.items():
@@ -133,8 +135,17 @@ class FactsServer(Server):
 
     def leave(self, worker: int, ended: bool = False) -> None:
         if worker not in self._ended:
-            self._publish(say.ToldToAll(self.key, worker, "gone", "", "ended" if ended else ""))
+            self._publish(say.ToldToAll(self.key, worker, "gone", self._what_then(worker), "ended" if ended else ""))
         super().leave(worker, ended)
+
+    def _what_then(self, worker: int) -> str:
+        """After its death the others go on, or why they do not."""
+        left = len(self.ranks) - len(self._lost) - 1
+        if not self.least or any(f"{say.ATTACHED}/{rank}" not in self._facts for rank in range(len(self.ranks))):
+            return ""
+        if left < self.least:
+            return f"{left} would be left, and min_workers is {self.least}"
+        return GO_ON
 
     def lost(self, host: int, words: str) -> None:
         for worker, home in enumerate(self.others.home_of):
@@ -171,7 +182,7 @@ class BellServer(Server):
 
     def __init__(self, key: str, plan: dict[str, Any], others: Counterparts, arena: Arena) -> None:
         super().__init__(key, plan, others)
-        self._arena, self._place, self._rope = arena, arena.take(8), Rope()
+        self._arena, self._place, self._rope = arena, arena.take(8), Rope(len(others.host_of))
         self._word = arena.bytes_at(self._place, 8)
         self._word[:] = 0
 
@@ -184,6 +195,11 @@ class BellServer(Server):
         elif isinstance(message, say.Ring) and self._rope.pull(message.r, message.workers):
             self.others.tell_others(say.Rung(self.key, message.r))
             self._has_rung(message.r)
+
+    def bury(self, rank: int) -> None:
+        super().bury(rank)
+        for r in self._rope.one_less():
+            self._has_rung(r)
 
     def hear_host(self, host: int, message: Any, value: Expression | None) -> None:
         if isinstance(message, say.Rung):

@@ -144,6 +144,7 @@ class Host:
         self._servers: dict[str, Server] = {}
         self._name, self._links = "", None  # type: str, Links | None
         self._opened: dict[str, set[str]] = {}  # which other hosts' workers have come to a channel
+        self._dead: dict[str, list[int]] = {}  # of runs that go on without them
         self._leaving: dict[str, float] = {}  # servers whose workers have left, and until when others may hear the rest
         self._coming: dict[str, tuple[str, int]] = {}  # for whose vector on its way a slot was taken, by host
         self._stretches: dict[str, tuple[say.Stretch, torch.Tensor]] = {}  # the same for what goes into no slot
@@ -195,6 +196,7 @@ class Host:
         if isinstance(key.data, Connection):
             connection = key.data
             if key.fd == connection.pidfd:
+                self._hear_out(connection)
                 self._part_with(connection, ended=True)
             elif events & selectors.EVENT_READ and connection in self._connections:
                 self._read(connection)
@@ -273,12 +275,13 @@ class Host:
             if len(strangers) > MOST_STRANGERS:
                 self._part_with(strangers[0])
 
-    def _read(self, connection: Connection) -> None:
+    def _read(self, connection: Connection) -> bool:
+        """Whether there was something to hear."""
         try:
             data = connection.line.recv(READ_BYTES)
             if not data:
                 self._has_hung_up(connection)
-                return
+                return False
             for message in connection.inbox.feed(data):
                 if connection.is_known:
                     connection.heard_s = time.monotonic()
@@ -288,14 +291,16 @@ class Host:
                         self._hear(connection, one)
                 else:
                     self._let_in(connection, message)
+            return True
         except BlockingIOError:
-            return
+            return False
         except OSError:
             self._has_hung_up(connection)
         except ValueError as error:
             if connection.is_known:
                 print(f"offbeat: rank {connection.rank} said {error}", file=sys.stderr)
             self._part_with(connection)
+        return False
 
     def _let_in(self, connection: Connection, message: Any) -> None:
         if isinstance(message, say.Look):
@@ -335,6 +340,11 @@ class Host:
         else:
             self._part_with(connection)
 
+    def _hear_out(self, connection: Connection) -> None:
+        """What its process had said before it ended."""
+        while connection in self._connections and connection.dies_s is None and self._read(connection):
+            pass
+
     def _part_with(self, connection: Connection, ended: bool = False) -> None:
         if connection not in self._connections:
             return
@@ -343,9 +353,29 @@ class Host:
             self._selector.unregister(connection.line)
         if connection.pidfd >= 0:
             self._selector.unregister(connection.pidfd)
+        servers = [(self._servers[key], rank) for key, rank in connection.workers.items() if key in self._servers]
+        dead = [(one.root, one.ranks[rank]) for one, rank in servers if one.least]
         for key in list(connection.workers):
             self._leave(connection, key, ended)
         connection.close()
+        for root, rank in dict.fromkeys(dead):
+            self._bury(root, rank)
+
+    def _bury(self, root: str, rank: int) -> None:
+        """A worker of a run is dead, and the others go on: all channels hear so, those too that it never came to."""
+        self._dead.setdefault(root, []).append(rank)
+        for key, server in list(self._servers.items()):
+            if server.root == root and rank in server.ranks:
+                try:
+                    server.bury(server.ranks.index(rank))
+                except Exception as error:  # the workers there are to know; those of other channels go on
+                    self._refuse_all(key, f"{type(error).__name__}: {error}, about the death of rank {rank}")
+                self._part_if_all_have(key, server)
+
+    def _refuse_all(self, key: str, words: str) -> None:
+        for connection in self._connections:
+            if key in connection.workers:
+                connection.send(say.Refused(key, words))
 
     def _leave(self, connection: Connection, key: str, ended: bool = False) -> None:
         worker, server = connection.workers.pop(key), self._servers.get(key)
@@ -353,8 +383,11 @@ class Host:
         connection.handed_in.pop(key, None)
         if server is not None:
             server.leave(worker, ended)
-            if server.all_have_left:
-                self._leaving[key] = time.monotonic() + LEAVE_S
+            self._part_if_all_have(key, server)
+
+    def _part_if_all_have(self, key: str, server: Server) -> None:
+        if server.all_have_left and key not in self._leaving:
+            self._leaving[key] = time.monotonic() + LEAVE_S
 
     def _close(self, key: str) -> None:
         """All have left, and what they had to say to other hosts is there."""
@@ -389,8 +422,11 @@ class Host:
             if not 0 <= message.word < WORDS:
                 raise ValueError(f"a page has no word {message.word}")
             if message.key not in self._servers:
-                self._servers[message.key] = self._server(message.key, message.plan)
+                made = self._servers[message.key] = self._server(message.key, message.plan)
                 self._tell_others(message.key)
+                for rank in self._dead.get(made.root, ()):
+                    if rank in made.ranks:
+                        made.bury(made.ranks.index(rank))
             connection.workers[message.key] = message.worker
             connection.words[message.key] = message.word
             self._servers[message.key].open(message, connection.send)
@@ -480,10 +516,7 @@ class Host:
                 else:
                     server.hear_host(number, message, self._value_of(host, message, server))
             except Exception as error:  # the workers here are to know; those of other channels go on
-                for connection in self._connections:
-                    if message.key in connection.workers:
-                        words = f"{type(error).__name__}: {error}, about what another host said"
-                        connection.send(say.Refused(message.key, words))
+                self._refuse_all(message.key, f"{type(error).__name__}: {error}, about what another host said")
 
     def _room(self, host: str, message: Any, nbytes: int) -> Sequence[memoryview]:
         """Where the vector goes that comes with a message of another host: into a slot, or nowhere."""

@@ -23,6 +23,9 @@ Ref = tuple[int, float]  # a slot, and what it counts
 # From a worker.
 
 
+ATTACHED = "attached"  # before a worker's number: a fact that it posts when it has
+
+
 class Hello(NamedTuple):
     """The first message."""
 
@@ -338,11 +341,16 @@ class Failed(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """Another worker has left without a farewell. ``ended``: its process has."""
+    """Another worker has left without a farewell. ``ended``: its process has.
+
+    ``goes_on``: the run does, without it; else ``why`` may say why not.
+    """
 
     key: str
     worker: int
     ended: bool
+    goes_on: bool
+    why: str
 
 
 class Doing(NamedTuple):

@@ -239,7 +239,11 @@ class Server:
 
     def __init__(self, key: str, plan: dict[str, Any], others: Counterparts) -> None:
         self.key, self.run, self.others = key, str(plan["run"]), others
+        self.root = str(plan.get("root", self.run))
+        self.ranks = [int(rank) for rank in plan.get("ranks", ())]  # those who come here, as the run numbers them
+        self.least = int(plan.get("min_workers", 0))  # with so many the run goes on; 0: it does not without any
         self._left: set[int] = set()
+        self._dead: set[int] = set()
 
     def open(self, message: say.OpenChannel, send: Send) -> None:
         """A rank comes."""
@@ -259,6 +263,11 @@ class Server:
     def leave(self, rank: int, ended: bool = False) -> None:
         """It has left; ``ended``: with its process."""
         self._left.add(rank)
+
+    def bury(self, rank: int) -> None:
+        """It is dead, whether it has come here or not, and the others go on; what it has said counts."""
+        self._left.add(rank)
+        self._dead.add(rank)
 
     @property
     def all_have_left(self) -> bool:
@@ -357,6 +366,11 @@ class BookedServer(Server):
         super().leave(rank, ended)
         if rank in self._books.clients:
             self._books.clients[rank].replies.clear()
+
+    def bury(self, rank: int) -> None:
+        super().bury(rank)
+        if rank in self._books.clients:
+            self._books.clients[rank].bury()
 
     @property
     def is_through(self) -> bool:
@@ -475,6 +489,12 @@ class MeetingServer(BookedServer):
     def hear_in_time(self, worker: int, message: Any) -> None:
         """What all ranks of a worker have said, when all workers are there."""
         raise NotImplementedError
+
+    def bury(self, rank: int) -> None:
+        super().bury(rank)
+        if rank not in self._there:  # nobody waits for it
+            self._early = [one for one in self._early if one[0] != rank]
+            self.has_come(rank)
 
     def has_come(self, worker: int) -> None:
         """A worker of this host is there."""

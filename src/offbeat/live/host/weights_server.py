@@ -19,7 +19,7 @@ from offbeat.live.host.books import Books, ClientRecord, Reply, Send
 from offbeat.live.host.ledger import Expression, Sum
 from offbeat.live.host.server import EVERYBODY, Counterparts, MeetingServer, Whereabouts
 from offbeat.rounds.seat import Event
-from offbeat.rounds.shared import Retired, SharedVec
+from offbeat.rounds.shared import SharedVec
 
 
 class Sharer(ClientRecord):
@@ -46,12 +46,12 @@ class WeightsServer(MeetingServer):
     def __init__(self, key: str, plan: dict[str, Any], others: Counterparts, books: Books) -> None:
         super().__init__(key, plan, others, books)
         self._size = len(others.home_of)
-        self._retired, self._all_retired = Retired(self._size), False
+        self._retired, self._all_retired = set[int](), False
         self._sharers: dict[int, Sharer] = {}
         self._standing: set[int] = set()
 
     def values(self) -> list[Expression]:
-        return [one.y for one in self._sharers.values() if one.shared is not None]
+        return [one.y for one in self._living if one.shared is not None]
 
     def places(self) -> dict[int, Whereabouts]:
         absent = self.absent
@@ -61,6 +61,15 @@ class WeightsServer(MeetingServer):
     def seat(self, worker: int, message: say.OpenChannel, send: Send) -> ClientRecord:
         client = self._sharers[worker] = Sharer(self.key, worker, send, [] if message.logs else None)
         return client
+
+    def bury(self, rank: int) -> None:
+        """Its weights are nobody's from now on. What it has given in meetings stays with the others."""
+        super().bury(rank)
+        if rank in self._sharers:
+            self._sharers[rank].stands = False
+        if self._standing:
+            self._hear_of_all(say.Standing(self.key, min(self._standing)))
+        self._hear_of_all(say.HasRetired(self.key, rank))
 
     def greet(self, client: Sharer) -> None:
         self._books.reply(client, Reply("open", None, 0, [], ()))
@@ -76,7 +85,9 @@ class WeightsServer(MeetingServer):
         assert me.shared is not None
         match message:
             case say.MeetPeer(peer=peer):
-                if peer in self._sharers:
+                if peer in self._dead:
+                    self._meet(me, me)
+                elif peer in self._sharers:
                     self._meet(me, self._sharers[peer])
                 else:
                     self._visit(me, peer)
@@ -158,21 +169,18 @@ class WeightsServer(MeetingServer):
     def _hear_of_all(self, message: say.Standing | say.HasRetired) -> None:
         """At the first host: one more does; the last of them lets all go on."""
         if message.worker != EVERYBODY:
-            if isinstance(message, say.HasRetired):
-                if not self._retired.one_more():
-                    return
-            else:
-                self._standing.add(message.worker)
-                if len(self._standing) < self._size:
-                    return
-                self._standing = set()
+            those = self._retired if isinstance(message, say.HasRetired) else self._standing
+            those.add(message.worker)
+            if len(those | self._dead) < self._size or (those is self._retired and self._all_retired):
+                return
+            self._standing = set()
             message = message._replace(worker=EVERYBODY)
             self.others.tell_others(message)
         if isinstance(message, say.HasRetired):
             self._all_retired = True
             self._end_if_over()
             return
-        for one in self._sharers.values():
+        for one in self._living:
             assert one.shared is not None
             one.shared.stand()
             self._show(one)
@@ -184,8 +192,12 @@ class WeightsServer(MeetingServer):
         and is heard first. What the one that is late has to add belongs to its weights, too.
         """
         if self._all_retired and not any(one.stands for one in self._sharers.values()):
-            for one in self._sharers.values():
+            for one in self._living:
                 self._show(one, "over")
+
+    @property
+    def _living(self) -> list[Sharer]:
+        return [one for one in self._sharers.values() if not one.is_dead]
 
     def _meet(self, me: Sharer, peer: Sharer) -> None:
         self.rounds += 1

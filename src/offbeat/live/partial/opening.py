@@ -7,8 +7,8 @@ island).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -58,6 +58,7 @@ class OwnPlace:
     shard: Shard | None = None
     shards: Sequence[int] = ()
     parameters: int = 0
+    membership: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -80,6 +81,7 @@ class OwnPlace:
             "kinds": _named(self.kinds),
             "notes": self.parameters * (self.of if self.shard is not None else 1),
             "gpus": list(self.gpus),
+            **self.membership,
         }
 
 
@@ -107,6 +109,11 @@ class Opening:
             raise ValueError(
                 f"per_node is {channel.per_node}, but the model is sharded, and its island is one worker already; "
                 "leave per_node out"
+            )
+        if self._board.min_workers and channel.per_node != 1:
+            raise ValueError(
+                f"min_workers={self._board.min_workers} was asked for, but going on without the dead is not built for "
+                f"nodes of {channel.per_node} ranks; leave min_workers out, or per_node"
             )
         nodes, like = Nodes(me.size, channel.per_node), channel.looks(me.x)
         if nodes.count == 1:  # all its ranks have made the same, and come to the same by themselves
@@ -166,7 +173,7 @@ class Opening:
             shards = [len(one) for one in each]
             own = OwnPlace(run, name, members, homes, at, island.shard, island.size, whole, gpus, shard, shards)
         self._transport.carriers.update({"ipc" if own.gpus else "shm", *(("tcp",) if own.homes else ())})
-        return replace(own, parameters=parameters)
+        return replace(own, parameters=parameters, membership=board.membership(range(len(own.members))))
 
     def weights(self, effect: Share, me: Replica) -> WeightsClient | OwnWeights:
         """Weights that others may average with."""

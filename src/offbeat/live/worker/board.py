@@ -44,12 +44,15 @@ class Board:
         size: int,
         members: tuple[int, ...] = (),
         of_job: Store | None = None,
+        min_workers: int = 0,
     ) -> None:
+        """``min_workers``: as long as so many are left the run goes on without those who die; 0: it does not."""
         self.of_job, self._store = of_job or store, PrefixStore(prefix, store)
         self.line: Line | None = None  # to the host process, where there are several workers
         self.homes: list[str] = []  # the names of all ranks' hosts, where there are several
         self.name, self.rank, self.size = prefix, rank, size
         self.members = members or tuple(range(size))  # what the script calls those whom we number from 0
+        self.root, self.min_workers = prefix, min_workers
         self.beside: Board | None = None  # of the same run: who fails there is missing here as well
         self._section = ""  # before the names of what is posted for one channel of several
         self.someone_is_done = False
@@ -129,7 +132,27 @@ class Board:
     def plan(self, ranks: Sequence[int] | None = None) -> dict[str, Any]:
         """What a server must know of these workers, who have their numbers there in this order: all of them."""
         ranks = range(self.size) if ranks is None else ranks
-        return {"run": self.name, "size": len(ranks), "homes": [self.homes[rank] for rank in ranks if self.homes]}
+        return {
+            "run": self.name,
+            "size": len(ranks),
+            "homes": [self.homes[rank] for rank in ranks if self.homes],
+            **self.membership(ranks),
+        }
+
+    def membership(self, ranks: Sequence[int]) -> dict[str, Any]:
+        """What a server of these ranks must know to go on without some."""
+        return {"root": self.root, "ranks": list(ranks), "min_workers": self.min_workers}
+
+    def has_attached(self) -> Callable[[], bool]:
+        """This worker can go on without others; where the run does, it will when all can, which the answer tells."""
+        if self.min_workers:
+            self._post(f"{say.ATTACHED}/{self.rank}", "1")
+        return lambda: not self.min_workers or self._all(say.ATTACHED)
+
+    @property
+    def dead(self) -> dict[int, float]:
+        """Those without whom the run goes on, and when this worker has heard of it."""
+        return {} if self._link is None else self._link.dead
 
     def _did_not_attach(self, absent: list[int], waited_s: float, ended: bool) -> PeerFailed:
         ranks = format_ranks([self.members[rank] for rank in absent])
@@ -189,8 +212,7 @@ class Board:
         """Say that this worker is there; the answer tells whether all ``ranks`` are."""
         name = f"meeting/{self._section}{name}"
         self._post(f"{name}/{self.rank}", "1")
-        keys = [f"{name}/{r}" for r in ranks]
-        return lambda: all(key in self._facts for key in keys)
+        return lambda: all(f"{name}/{r}" in self._facts or r in self.dead for r in ranks)
 
     def publish(self, name: str, text: str) -> None:
         """A fact under a name of its own."""
@@ -241,7 +263,7 @@ class Board:
         if time.monotonic() - since_s <= patience_s:
             return since_s
         answers = self._answers()
-        if len(answers) < self.size:
+        if len(answers) < self.size - len(self.dead):
             self.check(what)
             raise PeerFailed(f"lost a peer during {what}; {self._in_words(answers)}")
         return time.monotonic()
@@ -251,7 +273,8 @@ class Board:
         return {**heard, self.rank: elsewhere.in_words()}
 
     def _in_words(self, answers: dict[int, str]) -> str:
-        said = [f"rank {self.members[r]} {_SILENT}" for r in range(self.size) if r not in answers]
+        silent = [r for r in range(self.size) if r not in answers and r not in self.dead]
+        said = [f"rank {self.members[r]} {_SILENT}" for r in silent]
         said += [f"rank {self.members[r]} {doing}" for r, doing in sorted(answers.items()) if r != self.rank]
         return "; ".join(said[:16]) + (f"; and {len(said) - 16} more" if len(said) > 16 else "")
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from offbeat.live.host import protocol as say
 from offbeat.live.host.host_sums import told
 from offbeat.live.host.protocol import Answer
+from offbeat.live.transport.errors import PeerFailed
 from offbeat.live.worker.board import Board
 from offbeat.live.worker.channel_client import HostClient
 from offbeat.live.worker.line import Line
@@ -31,6 +32,7 @@ class Exchanged:
     def __init__(self, client: ExchangeClient, number: int) -> None:
         self._client, self._number = client, number
         self._answer: Answer | None = None
+        self.absent: Sequence[int] = ()  # whom it named, and who had died before
 
     def within(self, seconds: float) -> bool:
         """Whether it is over; waits no longer than that."""
@@ -41,6 +43,7 @@ class Exchanged:
     def take(self, use: Callable[[list[Vec], list[Any]], object]) -> None:
         """Let ``use`` read the vectors that were asked for, and what was said beside those that were read."""
         assert self._answer is not None
+        self.absent = self._answer.about[2]
         use([self._client.read(refs) for refs, _ in self._answer.given], self._answer.about[1])
         self._client.has_read(self._answer)
         self._answer = None
@@ -231,15 +234,24 @@ class InStep:
         mine, sends = (Vec([staged]), everyone) if self._board.rank == 0 else (None, ())
         begun = client.lay(mine, reads=[0], sends=sends)
         self._waiter.wait([begun], what)
-        begun.take(lambda vecs, _: vecs[0].put_into(Vec([staged])))
+        begun.take(lambda vecs, _: [vec.put_into(Vec([staged])) for vec in vecs])
         client.close()
+        if begun.absent:
+            raise PeerFailed("rank 0 died before it had given its weights to all")
         tensor.copy_(staged.view(tensor.dtype).view(tensor.shape))
 
     def agree_on(self, tensor: Tensor, op: Any, what: str) -> Tensor:
-        """A blocking reduction among all; gives a new tensor, on the host."""
+        """A blocking reduction among all; gives a new tensor, on the host. A mean is one of those who are alive."""
         staged = tensor.detach().to("cpu", copy=True)
         if not staged.numel():
             return staged
+        if op == dist.ReduceOp.AVG:
+            total, there = self._reduced(staged, dist.ReduceOp.SUM, what)
+            return total.div_(there)
+        return self._reduced(staged, op, what)[0]
+
+    def _reduced(self, staged: Tensor, op: Any, what: str) -> tuple[Tensor, int]:
+        """And of how many."""
         client, everyone = self.once(staged), range(self._board.size)
         sums = op == dist.ReduceOp.SUM and staged.is_floating_point()
         begun = client.lay(
@@ -252,7 +264,7 @@ class InStep:
         found: list[Tensor] = []
         begun.take(lambda vecs, _: found.extend(vec.parts[0].clone() for vec in vecs))
         client.close()
-        return _reduced(found, op).reshape(staged.shape)
+        return _reduced(found, op).reshape(staged.shape), self._board.size - len(begun.absent)
 
     def close(self) -> None:
         for client in self._clients.values():

@@ -34,6 +34,7 @@ class RunFacts:
     def __init__(self, run: str, line: Line, rank: int, plan: dict[str, Any], called: Callable[[int], int]) -> None:
         self._key, self._line, self._called = f"{run}/facts", line, called
         self._facts: dict[str, str] = {}
+        self.dead: dict[int, float] = {}  # workers without whom the others go on, and when this one heard of it
         self._failure: Failure | None = None  # the first one stays
         self._answers: dict[int, dict[int, str]] = {}
         self._questions = 0
@@ -80,8 +81,13 @@ class RunFacts:
             case say.Failed(worker=worker, words=words):
                 failure = Failure(f"rank {self._called(worker)} failed: {words}", vanished=False)
                 self._failure = self._failure or failure
-            case say.Gone(worker=worker, ended=ended):
+            case say.Gone(worker=worker, goes_on=True):
+                self.dead[worker] = time.monotonic()
+                self._facts[f"done/{worker}"] = str(int(self._facts.get(f"reached/{worker}", "-1")) + 1)
+                self._facts["done"] = "1"
+            case say.Gone(worker=worker, ended=ended, why=and_so):
                 why = "the process has ended" if ended else "its connection has closed"
+                why = f"{why}; {and_so}" if and_so else why
                 failure = Failure(f"rank {self._called(worker)} gives no sign of life: {why}", vanished=True)
                 self._failure = self._failure or failure
             case say.Doing(number=number, said=said):

@@ -1,0 +1,247 @@
+"""With ``min_workers`` the others go on when a worker dies, and what it had submitted still counts.
+
+Four plain processes, whose store none of them hosts, as under ``offbeat launch``. ``make long`` has every method with
+every death of every rank; else each method sees two.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import offbeat as ob
+from tests.live.transport.test_deaths import METHODS as EVERY
+from tests.support import forge
+from tests.support.forge import Job
+from tests.support.long import LONG
+from tests.support.nets import batch, flat, loss, net, sgd
+
+pytestmark = pytest.mark.live
+
+SIZE, LAST, STEPS = 4, 4, 12
+METHODS = {
+    **{name: strategy for name, strategy in EVERY.items() if "per_node=3" not in name},
+    "nonblocking in time": ob.nonblocking(3),
+    "nonblocking by a ring": ob.nonblocking(over="ring"),
+    "self_clocked in pairs": ob.self_clocked(group=2, wait="first"),
+    "self_clocked, moments": ob.self_clocked(group=2, moments=2),
+    "qsgd along a graph": ob.dpsgd(codec=ob.codec.qsgd(4)),
+    "msync of all": ob.msync("100%"),
+}
+MOMENTS = ("before its first step", "between two steps", "inside a step", "in the middle of an average")
+WHO = ((0,), (SIZE - 1,), (1,), (0, 2))
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def left_behind(rank: int, method: str, moment: str, who: tuple[int, ...]) -> list[float]:
+    """These ranks die; the weights that the others end with."""
+    model = net()
+    optimizer = ob.attach(sgd(model, momentum=0.0), model, METHODS[method], min_workers=1)
+    last = 0 if moment == "before its first step" else LAST
+    for t in range(STEPS):
+        dies = rank in who and t == last
+        if dies and moment != "inside a step":
+            die()
+        if t == LAST and moment == "in the middle of an average":
+            optimizer.average()
+        optimizer.zero_grad()
+        if METHODS[method].name == "nonblocking":
+            for x, y in optimizer.micro_batches(batch(rank, t)):
+                F.mse_loss(model(x), y).backward()
+        else:
+            loss(model, rank, t).backward()
+        if dies:
+            die()
+        optimizer.step()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*samples of this worker were never used")
+        optimizer.finish()
+    return flat(model).tolist()
+
+
+Case = tuple[str, str, tuple[int, ...]]
+
+
+def cases() -> list[Case]:
+    if LONG:
+        return list(itertools.product(METHODS, MOMENTS, WHO))
+    return [(m, MOMENTS[(k + 2 * i + k // 4) % 4], WHO[(k + i) % 4]) for k, m in enumerate(METHODS) for i in range(2)]
+
+
+CASES = cases()
+
+
+def test_every_method_is_in_the_table_and_every_death_at_every_moment() -> None:
+    assert {strategy.name for strategy in METHODS.values()} == set(ob.STRATEGIES)
+    assert {case[0] for case in CASES} == set(METHODS)
+    assert {case[1:] for case in CASES} == set(itertools.product(MOMENTS, WHO))
+
+
+@pytest.fixture(scope="module")
+def ended() -> dict[Case, list[forge.Outcome]]:
+    jobs = [Job(left_behind, SIZE, case, timeout_s=120) for case in CASES]
+    return dict(zip(CASES, forge.run(jobs, at_once=2), strict=True))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}: {case[2]} {case[1]}")
+def test_the_others_take_all_their_steps_and_end_equal(ended: Any, case: Case) -> None:
+    outcomes, dead = ended[case], case[2]
+    assert all(outcomes[rank].exit_code == -signal.SIGKILL for rank in dead)
+    others = [outcome for rank, outcome in enumerate(outcomes) if rank not in dead]
+    for outcome in others:
+        assert outcome.returned, outcome.stderr[-3000:]
+    assert all(torch.tensor(outcome.value).isfinite().all() for outcome in others)
+    assert len({tuple(outcome.value) for outcome in others}) == 1
+
+
+# What counts.
+
+COUNTED = {
+    "allreduce": ob.allreduce(),
+    "eager": ob.eager(),
+    "eager, every step": ob.eager(catch_up="every_step"),
+    "eager, late": ob.eager(late=1),
+    "eager, all wait": ob.eager(wait="everyone"),
+    "msync": ob.msync("50%"),
+}
+
+
+class Ticks(nn.Module):
+    """With SGD at rate −1, number r of the weights is the sum of what rank r's gradients have counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(SIZE, dtype=torch.float64))
+
+
+def counted(rank: int, method: str) -> list[float]:
+    model = Ticks()
+    optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=1.0), model, COUNTED[method], min_workers=1)
+    for t in range(STEPS):
+        if rank == 2 and t == LAST:
+            die()
+        optimizer.zero_grad()
+        (-model.w[rank]).backward()
+        optimizer.step()
+    optimizer.finish()
+    return model.w.detach().tolist()
+
+
+@pytest.fixture(scope="module")
+def counts() -> dict[str, list[forge.Outcome]]:
+    jobs = [Job(counted, SIZE, (method,), timeout_s=120) for method in COUNTED]
+    return dict(zip(COUNTED, forge.run(jobs, at_once=2), strict=True))
+
+
+@pytest.mark.parametrize("method", [method for method in COUNTED if method != "msync"])
+def test_every_gradient_that_the_dead_one_had_submitted_counts_once_and_is_a_part_of_four(
+    counts: Any, method: str
+) -> None:
+    for rank, outcome in enumerate(counts[method]):
+        if rank != 2:
+            assert outcome.returned, outcome.stderr[-3000:]
+            assert outcome.value[2] == pytest.approx(LAST / SIZE, abs=1e-12)
+
+
+@pytest.mark.parametrize("method", COUNTED)
+def test_after_its_death_a_mean_is_one_of_three(counts: Any, method: str) -> None:
+    """Each of the others' gradients counts a quarter or a third; together between both."""
+    for rank, outcome in enumerate(counts[method]):
+        if rank != 2:
+            assert outcome.returned, outcome.stderr[-3000:]
+    ends = {tuple(outcome.value) for rank, outcome in enumerate(counts[method]) if rank != 2}
+    assert len(ends) == 1
+    if method == "allreduce":
+        assert list(next(iter(ends))) == pytest.approx(
+            [LAST / SIZE + (STEPS - LAST) / (SIZE - 1) if rank != 2 else LAST / SIZE for rank in range(SIZE)]
+        )
+    elif method != "msync":
+        for rank in (0, 1, 3):
+            assert next(iter(ends))[rank] + 1e-9 >= STEPS / SIZE
+            assert next(iter(ends))[rank] <= STEPS / (SIZE - 1) + 1e-9
+
+
+# What ends a run all the same.
+
+
+def too_few(rank: int) -> None:
+    model = net()
+    optimizer = ob.attach(sgd(model), model, ob.eager(), min_workers=3)
+    for t in range(400):
+        if (rank == 1 and t == 3) or (rank == 2 and t == 30):
+            die()
+        loss(model, rank, t).backward()
+        optimizer.step()
+    optimizer.finish()
+
+
+def failing(rank: int) -> None:
+    model = net()
+    optimizer = ob.attach(sgd(model), model, ob.eager(), min_workers=1)
+    for t in range(400):
+        if rank == 1 and t == 3:
+            raise ValueError("a bug")
+        loss(model, rank, t).backward()
+        optimizer.step()
+    optimizer.finish()
+
+
+def alone(rank: int) -> list[float]:
+    """All but one die, one after the other."""
+    model = net()
+    optimizer = ob.attach(sgd(model), model, ob.self_clocked(), min_workers=1)
+    for t in range(60):
+        if rank < SIZE - 1 and t == 5 * (rank + 1):
+            die()
+        loss(model, rank, t).backward()
+        optimizer.step()
+    optimizer.finish()
+    return flat(model).tolist()
+
+
+def too_many_wanted(rank: int) -> str:
+    model = net()
+    with pytest.raises(ValueError, match="min_workers is 5, and there are 4 workers") as found:
+        ob.attach(sgd(model), model, ob.eager(), min_workers=5)
+    return str(found.value)
+
+
+SCRIPTS = (too_few, failing, alone, too_many_wanted)
+
+
+@pytest.fixture(scope="module")
+def scripts() -> dict[Any, list[forge.Outcome]]:
+    jobs = [Job(script, SIZE, timeout_s=120) for script in SCRIPTS]
+    return dict(zip(SCRIPTS, forge.run(jobs, at_once=2), strict=True))
+
+
+def test_a_run_that_has_become_too_small_ends_and_says_so(scripts: Any) -> None:
+    for rank in (0, 3):
+        assert "rank 2 gives no sign of life: the process has ended; 2 would be left, and min_workers is 3" in (
+            scripts[too_few][rank].error
+        )
+
+
+def test_an_exception_in_the_script_of_one_worker_ends_all(scripts: Any) -> None:
+    for rank in (0, 2, 3):
+        assert "rank 1 failed: ValueError: a bug" in scripts[failing][rank].error
+
+
+def test_the_last_worker_goes_on_alone(scripts: Any) -> None:
+    outcome = scripts[alone][SIZE - 1]
+    assert outcome.returned, outcome.stderr[-3000:]
+
+
+def test_more_workers_than_there_are_cannot_be_asked_for(scripts: Any) -> None:
+    forge.values(scripts[too_many_wanted])
