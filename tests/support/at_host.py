@@ -675,14 +675,14 @@ class Board:
 
     def meeting(self, name: object) -> Callable[[], bool]:
         self._play.post(name, self.rank, None)
-        return lambda: len(self._play.facts[name]) == self._play.size
+        return lambda: self._play.have_all(self._play.facts[name])
 
     def gather(self, name: object, said: Any) -> list[Any]:
         """What each has said, when all have."""
         self._play.post(name, self.rank, said)
         found = self._play.facts[name]
-        self._play.workers[self.rank].turn.wait(lambda: len(found) == self._play.size)
-        return [found[rank] for rank in range(self._play.size)]
+        self._play.workers[self.rank].turn.wait(lambda: self._play.have_all(found))
+        return [found[rank] for rank in range(self._play.size) if rank in found]
 
 
 # Who goes on.
@@ -762,7 +762,7 @@ class Case:
     through, "o" asks what it owes. ``is_long``: vectors are, so that memory is given back when a step is over, and
     copies lie in slots. ``late_gpu``: what workers write and read happens later than they ask for it; with "stages" the
     slots are memory of the host, and vectors go there and back through others. ``dies``: a
-    worker whose process ends, at any moment; a while later the others give up. ``meets``: how often a worker whose
+    worker whose process ends, at any moment; a while later the others give up, or if ``goes_on`` they do. ``meets``: how often a worker whose
     weights meet in pairs goes to another one before a step. ``homes``: the host of each rank, if there are several.
     ``of``: so many ranks, one after the other, are a worker, a node, or an island if ``sharded``. ``loses``: coding has
     lost something before.
@@ -780,6 +780,7 @@ class Case:
     of: int = 1
     sharded: bool = False
     loses: bool = False
+    goes_on: bool = False
 
     @property
     def size(self) -> int:
@@ -811,6 +812,8 @@ class Worker:
         self.given: list[float] = []  # what it has made in each step
         self.step = self.averages = 0
         self.is_dead = self.has_left = False
+        self.told: list[Event] = []  # what it was told of its seat's log, or would have been
+        self.buried_at: int | None = None  # so many events after the beginning
 
     def die(self) -> None:
         self.is_dead = True
@@ -1197,6 +1200,8 @@ class Table:
                 others.opened(name)
             for host in others.others:
                 self._carry(others.hosts[host], say.Opened(KEY), (), None)
+            for rank in self._play.buried:
+                self.server.bury(rank)
         self.server.open(message, lambda answer: self._send(worker, answer))
 
     def _known(self, value: Any) -> Any:
@@ -1206,6 +1211,22 @@ class Table:
         if not worker.has_left and self.server is not None:
             worker.has_left = True
             self.server.leave(worker.rank)
+
+    def bury(self, worker: Worker) -> None:
+        """The others go on without it."""
+        self.leave(worker)
+        worker.has_left = True
+        self._play.buried.append(worker.rank)
+        self._play.posted += 1
+        if self.server is not None:
+            worker.buried_at = len(self.log_of(worker))
+            self.server.bury(worker.rank)
+            self.went_on()
+
+    def log_of(self, worker: Worker) -> list[Event]:
+        """All of it, whether it has heard so or not."""
+        client = self.books.clients.get(worker.rank)
+        return [*worker.told, *(client.log or () if client is not None else ())]
 
     @property
     def can_close(self) -> bool:
@@ -1237,6 +1258,7 @@ class Table:
         return Place.of(slot, cell.stamp)
 
     def _send(self, worker: Worker, answer: say.Answer) -> None:
+        worker.told += [(what, number) for what, number in answer.events]
         stamps: dict[int, int] = {}
         for refs, _ in answer.given:
             for slot, _ in refs:
@@ -1260,6 +1282,7 @@ class Play:
         self.trip_s = seed % 3 * 0.001  # to another host, as far as it is known
         self.facts: dict[object, dict[int, Any]] = {}
         self.posted = self._happened = self._came = self.all_came_at = 0
+        self.buried: list[int] = []  # those who are dead, where the others go on
         draw = chooser.draw
         at_once = 0.0 if chooser.prompt else draw.choice([0.0, 0.5, 1.0])
         hosts = range(max(case.homes, default=0) + 1)
@@ -1293,6 +1316,10 @@ class Play:
         self._came += 1
         if self._came == self.size:
             self.all_came_at = self._happened - 1
+
+    def have_all(self, said: dict[int, Any]) -> bool:
+        """Whether all have said it who are not dead."""
+        return len({*said, *self.buried}) == self.size
 
     def post(self, name: object, rank: int, said: Any) -> None:
         self.facts.setdefault(name, {})[rank] = said
@@ -1337,12 +1364,12 @@ class Play:
             if line.down:
                 found.append(Option(2 * n + rank, self._downs[rank], line.arrive))
             if worker.is_dead and not line.up and not worker.has_left:
-                leave = lambda w=worker: w.table.leave(w)  # noqa: E731
+                leave = lambda w=worker: (w.table.bury if self.case.goes_on else w.table.leave)(w)  # noqa: E731
                 found.append(Option(n + rank, self._ups[rank], leave))
             for k, stream in enumerate((worker.stream, *worker.stream.beside)):
                 if stream.can_work and not worker.is_dead:
                     found.append(Option(3 * n + rank + 1000 * k, self._streams[rank], stream.work))
-            if worker.unheard and worker.unheard._is_due(worker.unheard._messages[0]):
+            if worker.unheard and not worker.has_left and worker.unheard._is_due(worker.unheard._messages[0]):
                 act = lambda w=worker: self._act(w, w.unheard.due())  # noqa: E731
                 found.append(Option(4 * n + rank, 20, act))
         for table in self.tables:
@@ -1351,7 +1378,7 @@ class Play:
             one = self.workers[self.case.dies]
             if not one.is_dead and not one.turn.is_done:
                 found.append(Option(5 * n + 3, 1, one.die))
-            elif one.is_dead:
+            elif one.is_dead and not self.case.goes_on:
                 found.append(Option(5 * n + 3, 1, self._give_up))
         found.sort(key=lambda one: one.who)
         return found
@@ -1481,6 +1508,39 @@ def _rounds_of(one: Play, vector: list[tuple[Any, list[Any]]]) -> None:
                 members = one.whom(version).block(worker.rank // one.case.of)
             should_be = sum(gave[version][rank] for rank in members) / len(members)
             insist(is_near(value, should_be), f"round {version} came to {value} instead of {should_be}")
+
+
+def what_the_dead_had_submitted_counts_once(one: Play) -> None:
+    """Where the others go on: by the seats' logs, each round is the mean of what lay in the trays, of those who were
+    alive or gave something; and in the end nothing lies there.
+    """
+    rules = one.case.rules
+    assert rules is not None
+    gave: dict[int, dict[int, float]] = {}
+    for worker in one.workers:
+        deposits, log = iter(worker.slots.deposits), worker.table.log_of(worker)
+        seat = worker.table.server._seats.get(worker.rank)
+        has_begun = rules.of_weights and seat is not None and seat.tray.deposits > 0
+        tray, counted = next(deposits) if has_begun else 0.0, not has_begun
+        for at, (what, version) in enumerate(log):
+            if what in ("offer", "renew"):
+                tray, counted = next(deposits) + (0.0 if rules.of_weights else tray), False
+            elif what in ("snapshot", "flush"):
+                is_there = worker.buried_at is None or at < worker.buried_at or not counted
+                if is_there:
+                    gave.setdefault(version, {})[worker.rank] = tray
+                tray, counted = tray if rules.of_weights else 0.0, True
+        insist(counted or not worker.is_dead or rules.of_weights, "what the dead one had submitted is in a round")
+    for worker in one.workers:
+        for version, value in worker.got if not worker.is_dead else ():
+            all_take_part = not rules.of_weights or rules.is_full(version)
+            members: Any = range(one.case.size) if all_take_part else one.whom(version).block(worker.rank)
+            given = [gave[version][rank] for rank in members if rank in gave[version]]
+            should_be = sum(given) / len(given)
+            insist(is_near(value, should_be), f"round {version} came to {value} instead of {should_be}")
+    if not rules.of_weights:
+        living = [worker.history for worker in one.workers if not worker.is_dead]
+        insist(all(one == living[0] for one in living), "all who are left apply the same")
 
 
 def rounds_are_told_once(one: Play) -> None:

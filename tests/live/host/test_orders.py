@@ -29,6 +29,7 @@ from tests.support.at_host import (
     programs,
     rounds_are_of_what_lay_in_the_trays,
     rounds_are_told_once,
+    what_the_dead_had_submitted_counts_once,
 )
 from tests.support.long import every_or_in_turns
 
@@ -260,4 +261,22 @@ def test_a_worker_that_dies_at_any_moment_leaves_nothing_behind_and_nothing_is_o
         told = programs(seed, 3, (4, 10))
         one = play(Case(KINDS[kind], told, whom(KINDS[kind], 3), late_gpu=late_gpu, dies=seed % 3), seed)
         died += any(worker.is_dead for worker in one.workers)
+    assert died
+
+
+@LATE_GPU
+@pytest.mark.parametrize("name", [*GRADIENTS, *KINDS])
+def test_without_one_that_dies_at_any_moment_the_others_go_on_and_what_it_had_submitted_counts_once(
+    name: str, late_gpu: bool | str
+) -> None:
+    rules = GRADIENTS[name] if name in GRADIENTS else KINDS[name]
+    died = 0
+    for seed in range(8):
+        told = programs(seed, 3, (3, 9), also="a" if seed % 2 else "")
+        case = Case(rules, told, whom(rules, 3), late_gpu=late_gpu, dies=seed % 3, goes_on=True, is_long=seed % 4 > 1)
+        one = play(case, seed)
+        died += any(worker.is_dead for worker in one.workers)
+        assert all(worker.turn.is_done for worker in one.workers if not worker.is_dead)
+        if rules is not None and rules.absent in ("carry", "last"):
+            what_the_dead_had_submitted_counts_once(one)
     assert died

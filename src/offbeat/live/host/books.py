@@ -88,7 +88,6 @@ class ClientRecord:
         self.is_dead, self.own = True, None
         self.replies.clear()
         self._unreleased.clear()
-        self.granted.clear()
         self.news.clear()
 
     def tell(self, news: Any) -> None:

@@ -215,10 +215,6 @@ class ChannelServer(MeetingServer):
             self._books.aside.difference_update(client.replica)
             self._spares.cannot(rank)
             notice = client.seat.bury()
-            if client.put_off:  # what it has handed in is not forgotten
-                client.stops = True
-            elif client.looks_ahead:
-                client.wake, client.looks_ahead = None, False
         self._tell(rank, notice)
         self._end_of_message()
         self._go_on()
@@ -438,6 +434,8 @@ class ChannelServer(MeetingServer):
             self._books.shorten(cast(Expression, seat.tray.value))
 
     def _show(self, client: Seated, needed: bool = False) -> None:
+        if client.is_dead:
+            return
         self._reply(client, "needed" if needed else "more", client.seat.show())
         client.looks_ahead, results = True, client.seat.results
         # What it was told of takes memory. Of weights it needs the newest alone; and of whom many wait, it may sleep.

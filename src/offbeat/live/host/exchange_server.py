@@ -105,6 +105,8 @@ class ExchangeServer(BookedServer):
 
     def bury(self, rank: int) -> None:
         super().bury(rank)
+        if rank in self._clients:
+            self._clients[rank].granted.clear()
         for number, exchange in list(self._exchanges.items()):
             exchange.wants.pop(rank, None)
             self._answer(number, exchange)

@@ -493,8 +493,8 @@ class MeetingServer(BookedServer):
     def bury(self, rank: int) -> None:
         super().bury(rank)
         if rank not in self._there:  # nobody waits for it
-            self._early = [one for one in self._early if one[0] != rank]
             self.has_come(rank)
+        self._forget_grants()
 
     def has_come(self, worker: int) -> None:
         """A worker of this host is there."""
@@ -527,6 +527,12 @@ class MeetingServer(BookedServer):
         early, self._early = self._early, []
         for one in early:
             self.hear_in_time(*one)
+        self._forget_grants()
+
+    def _forget_grants(self) -> None:
+        """The dead write to no slot, when everything that they have said has been heard."""
+        for rank in self._dead.intersection(self._books.clients) if self._all_are_there else ():
+            self._books.clients[rank].granted.clear()
 
     # A worker with ranks on several hosts.
 

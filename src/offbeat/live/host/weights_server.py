@@ -64,6 +64,7 @@ class WeightsServer(MeetingServer):
 
     def bury(self, rank: int) -> None:
         """Its weights are nobody's from now on. What it has given in meetings stays with the others."""
+        self._early = [one for one in self._early if one[0] != rank]
         super().bury(rank)
         if rank in self._sharers:
             self._sharers[rank].stands = False
