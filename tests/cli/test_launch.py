@@ -71,7 +71,7 @@ class Launch:
         assert commands.stdin is not None
         commands.stdin.write(json.dumps([str(folder), *words]) + "\n")
         commands.stdin.flush()
-        self.pid = int(self._heard())
+        self.pid, self.ended = int(self._heard()), False
 
     def _heard(self) -> str:
         """A line of the process that forks; read without a buffer, so that it can be waited for."""
@@ -79,14 +79,14 @@ class Launch:
         assert source is not None
         while not line.endswith("\n"):
             if not select.select([source], [], [], WITHIN_S)[0]:
-                os.kill(self.pid, signal.SIGKILL)
                 pytest.fail(f"it did not end; so far: {self.out}{self.err}")
             line += os.read(source.fileno(), 1).decode()
         return line
 
     def ends(self) -> int:
         """Its exit code."""
-        return int(self._heard())
+        code, self.ended = int(self._heard()), True
+        return code
 
     @property
     def out(self) -> str:
@@ -102,22 +102,30 @@ Start = Callable[..., Launch]
 
 @pytest.fixture(scope="module")
 def commands() -> Iterator[subprocess.Popen[str]]:
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", COMMANDS], stdin=pipe, stdout=pipe, text=True) as process:
+    pipe, plain = subprocess.PIPE, {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-c", COMMANDS]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=plain) as process:
         yield process
         assert process.stdin is not None
         process.stdin.close()
 
 
 @pytest.fixture
-def start(commands: subprocess.Popen[str], tmp_path: Path) -> Start:
+def start(commands: subprocess.Popen[str], tmp_path: Path) -> Iterator[Start]:
     """Start a launch of a script, given as text."""
+    launches: list[Launch] = []
 
     def started(workers: int, script: str, *arguments: str, options: tuple[str, ...] = ()) -> Launch:
         (tmp_path / "script.py").write_text(HEAD + dedent(script))
-        return Launch(commands, tmp_path, ["launch", "-n", str(workers), *options, "script.py", *arguments])
+        words = ["launch", "-n", str(workers), *options, "script.py", *arguments]
+        launches.append(Launch(commands, tmp_path, words))
+        return launches[-1]
 
-    return started
+    yield started
+    for launch in launches:  # where a claim has failed
+        if not launch.ended:
+            os.kill(launch.pid, signal.SIGKILL)
+            launch.ends()
 
 
 def gone(pid: int) -> bool:
@@ -290,12 +298,14 @@ def test_when_the_reader_leaves_workers_meet_what_they_would_without_a_launcher(
     command = [sys.executable, "-m", "offbeat", "launch", "-n", "2", str(tmp_path / "script.py")]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.readline()
-        process.stdout.close()
-        err = process.stderr.read()
-        assert process.wait(WITHIN_S) == 1
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            process.stdout.close()
+            _, err = process.communicate(timeout=WITHIN_S)
+            assert process.returncode == 1
+        finally:
+            process.kill()
     assert err.count("BrokenPipeError") >= 2
 
 
@@ -347,11 +357,26 @@ def test_the_exit_code_is_that_of_the_first_unless_one_has_ended_well(
 
 
 def test_the_last_words_of_the_dead_come_before_the_news_of_their_death(start: Start) -> None:
-    launch = start(2, "if rank == 0: raise ValueError('no such layer')")
+    launch = start(
+        2,
+        """
+        import fcntl
+        all_here()
+        if rank == 0:
+            os.kill(os.getppid(), signal.SIGSTOP)  # so that there is more to read at once than it reads at once
+            fcntl.fcntl(2, fcntl.F_SETPIPE_SZ, 1 << 20)
+            Path("dies").write_text(str(os.getpid()))
+            raise ValueError("no such layer" * 30_000 + " indeed")
+        wait_for(lambda: Path("dies").exists() and Path("dies").read_text())
+        wait_for(lambda: ") Z " in Path(f"/proc/{Path('dies').read_text()}/stat").read_text())
+        os.kill(os.getppid(), signal.SIGCONT)
+        """,
+    )
     assert launch.ends() == 0
     lines = launch.err.splitlines()
     told = next(i for i, line in enumerate(lines) if line.startswith("offbeat: rank 0 ended with exit code 1 after"))
-    assert lines[told - 1] == "[0] ValueError: no such layer"
+    assert lines[told - 1].startswith("[0] ValueError: no such layer")
+    assert lines[told - 1].endswith("no such layer indeed")
 
 
 def test_children_of_the_dead_end_with_them_and_what_holds_their_output_holds_up_nobody(
