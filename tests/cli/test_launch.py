@@ -491,8 +491,8 @@ def test_when_the_launcher_is_killed_no_worker_stays(start: Start, tmp_path: Pat
     until(lambda: len(list(tmp_path.glob("here-*"))) == 2)
     os.kill(launch.pid, signal.SIGKILL)
     assert launch.ends() == -signal.SIGKILL
-    for rank in range(2):
-        until(lambda rank=rank: gone(int((tmp_path / f"pid-{rank}").read_text())))
+    pids = [int((tmp_path / f"pid-{rank}").read_text()) for rank in range(2)]
+    until(lambda: all(map(gone, pids)))
 
 
 # Under torch.
