@@ -100,11 +100,15 @@ class Launch:
 Start = Callable[..., Launch]
 
 
+def environment() -> dict[str, str]:
+    """Whatever these tests are run with, a launch is to say itself what it needs."""
+    return {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
 @pytest.fixture(scope="module")
 def commands() -> Iterator[subprocess.Popen[str]]:
-    pipe, plain = subprocess.PIPE, {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    command = [sys.executable, "-c", COMMANDS]
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=plain) as process:
+    pipe, command = subprocess.PIPE, [sys.executable, "-c", COMMANDS]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment()) as process:
         yield process
         assert process.stdin is not None
         process.stdin.close()
@@ -151,12 +155,13 @@ def test_workers_have_the_environment_that_torchrun_gives(start: Start, tmp_path
     assert launch.ends() == 0
     ours = [json.loads((tmp_path / f"env-{rank}.json").read_text()) for rank in range(2)]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    subprocess.run([*torchrun, "script.py"], cwd=tmp_path, check=True, capture_output=True, timeout=WITHIN_S)
+    command = [*torchrun, "script.py"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=WITHIN_S, env=environment())
     theirs = [json.loads((tmp_path / f"env-{rank}.json").read_text()) for rank in range(2)]
     differ = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
     its_own = {*differ, "TORCHELASTIC_SIGNALS_TO_HANDLE"}
     for rank in range(2):
-        given = {name: value for name, value in theirs[rank].items() if os.environ.get(name) != value}
+        given = {name: value for name, value in theirs[rank].items() if environment().get(name) != value}
         assert {"RANK", "LOCAL_RANK", "GROUP_RANK", *differ} <= set(given)
         assert {name: ours[rank].get(name) for name in given.keys() - its_own} == {
             name: value for name, value in given.items() if name not in its_own

@@ -414,7 +414,7 @@ def _write(into: int, data: bytes) -> None:
 @contextmanager
 def _handled(handler: signal._HANDLER) -> Iterator[int]:
     """Signals for the length of a block; what can be read when one has come. Those that are ignored stay so: nohup."""
-    heard = [number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
+    heard = [number for number in PASSED_ON if signal.getsignal(number) not in (signal.SIG_IGN, None)]
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
