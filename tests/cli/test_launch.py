@@ -57,6 +57,10 @@ def wait_for(what, within_s=60.0):
         assert time.monotonic() < end_s
         time.sleep(0.005)
 
+def text_of(name):
+    wait_for(lambda: Path(name).exists() and Path(name).read_text())
+    return Path(name).read_text()
+
 def all_here():
     Path(f"here-{rank}").touch()
     wait_for(lambda: len(list(Path().glob("here-*"))) == size)
@@ -325,8 +329,7 @@ def test_the_others_go_on_when_one_is_killed(start: Start) -> None:
         if rank == 1:
             Path("dead").write_text(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGKILL)
-        wait_for(Path("dead").exists)
-        pid = int(Path("dead").read_text())
+        pid = text_of("dead")
         wait_for(lambda: not Path(f"/proc/{pid}").exists())  # the launcher has seen it
         print("went on")
         """,
@@ -351,8 +354,7 @@ def test_the_exit_code_is_that_of_the_first_unless_one_has_ended_well(
         if rank == 1:
             Path("first").write_text(str(os.getpid()))
             {first}
-        wait_for(lambda: Path("first").exists() and Path("first").read_text())
-        pid = Path("first").read_text()
+        pid = text_of("first")
         wait_for(lambda: not Path(f"/proc/{{pid}}").exists())
         {second}
         """,
@@ -372,8 +374,8 @@ def test_the_last_words_of_the_dead_come_before_the_news_of_their_death(start: S
             fcntl.fcntl(2, fcntl.F_SETPIPE_SZ, 1 << 20)
             Path("dies").write_text(str(os.getpid()))
             raise ValueError("no such layer" * 30_000 + " indeed")
-        wait_for(lambda: Path("dies").exists() and Path("dies").read_text())
-        wait_for(lambda: ") Z " in Path(f"/proc/{Path('dies').read_text()}/stat").read_text())
+        pid = text_of("dies")
+        wait_for(lambda: ") Z " in Path(f"/proc/{pid}/stat").read_text())
         os.kill(os.getppid(), signal.SIGCONT)
         """,
     )
@@ -392,16 +394,14 @@ def test_children_of_the_dead_end_with_them_and_what_holds_their_output_holds_up
         """
         child = os.fork()
         if child == 0:
+            if rank == 1:
+                os.setsid()
+                Path("away").write_text(str(os.getpid()))
             time.sleep(600)
         if rank == 0:
             Path("child").write_text(str(child))
             os.kill(os.getpid(), signal.SIGKILL)
-        child = os.fork()
-        if child == 0:
-            os.setsid()
-            Path("away").write_text(str(os.getpid()))
-            time.sleep(600)
-        wait_for(lambda: Path("away").exists() and Path("away").read_text())
+        text_of("away")
         """,
     )
     try:
