@@ -26,7 +26,7 @@ from tests.support.forge import Job
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-LIVE = ("train", "demo", "reproduce")
+LIVE = ("train", "demo", "reproduce", "launch")
 JOB = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
 Ran = Callable[[str], Path]
 
@@ -203,6 +203,7 @@ def _alike(there: str, here: str) -> bool:
 @pytest.mark.live
 @pytest.mark.parametrize("shown", STARTING, ids=lambda s: s.where)
 def test_a_command_that_starts_processes_runs(shown: Shown, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PYTHON["docs/first-job.md"][0].text, encoding="utf-8")
     _run([sys.executable, "-m", *shown.words], tmp_path)
 
 

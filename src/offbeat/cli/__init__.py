@@ -13,6 +13,7 @@ import typer
 
 from offbeat.basics.version import __version__
 from offbeat.cli.demo import demo
+from offbeat.cli.launching import launch
 from offbeat.cli.methods import cite, list_methods
 from offbeat.cli.output import COMMAND
 from offbeat.cli.report import report
@@ -36,6 +37,7 @@ app.command("list")(list_methods)
 app.command("cite")(cite)
 app.command("simulate")(simulate)
 app.command("train")(train)
+app.command("launch", context_settings={"allow_interspersed_args": False})(launch)
 app.command("compare")(compare)
 app.command("report")(report)
 app.command("status")(show_status)

@@ -7,7 +7,6 @@ import math
 import os
 import pickle
 import signal
-import socket
 import tempfile
 import threading
 import time
@@ -25,6 +24,7 @@ from offbeat import delays as delays_
 from offbeat.basics import checks
 from offbeat.delays import Seconds
 from offbeat.live.job import worker
+from offbeat.live.job.scripts import one_host
 from offbeat.live.job.steplog import Status
 from offbeat.live.job.worker import STATUS, Job, read_statuses
 from offbeat.live.transport.errors import PeerFailed
@@ -177,10 +177,8 @@ def _why(error: ChildFailedError, folder: Path) -> str:
 def _environment() -> Iterator[None]:
     """What the workers inherit, unless the user has said otherwise; this process gets its own values back."""
     before = dict(os.environ)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "5")
-    if any(name == "lo" for _, name in socket.if_nameindex()):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # Gloo would look up the host's name, which may lead nowhere
+    for name, value in {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5", **one_host()}.items():
+        os.environ.setdefault(name, value)
     try:
         yield
     finally:

@@ -1,0 +1,58 @@
+"""``offbeat launch``: a script in several processes that outlive each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from offbeat.basics.units import parse_seconds
+from offbeat.cli.options import check_count
+from offbeat.live.job.scripts import run_script
+
+
+def launch(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python file.")],
+    workers: Annotated[str, typer.Option("-n", "--workers", metavar="N", help="How many processes.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGUMENT", help="What the script is to be told, options too.")
+    ] = None,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as in python -m.")] = False,
+    master_port: Annotated[
+        str, typer.Option(metavar="PORT", help="Of the job's store, at 127.0.0.1; 0 is any that is free.")
+    ] = "0",
+    grace: Annotated[
+        str, typer.Option(metavar="TIME", help="For workers to end after Ctrl-C or SIGTERM, before they are killed.")
+    ] = "30s",
+    prefix: Annotated[
+        bool,
+        typer.Option("--prefix/--no-prefix", help="Put the rank before each line of output, or leave it as it is."),
+    ] = True,
+) -> None:
+    """Run a script on N processes of this host; when one of them dies, the others go on.
+
+    What runs under torchrun runs here unchanged: the same environment (RANK, WORLD_SIZE, MASTER_ADDR, …), and the
+    job's store lies in the launcher, so that no rank's death takes it away.
+
+    Ctrl-C, SIGTERM, SIGQUIT, SIGHUP, SIGUSR1 and SIGUSR2 are passed on. If the launcher is killed, the workers end.
+
+    The exit code is 0 if at least one worker ended well, else that of the first that ended: its own, or 128 and
+    the number of the signal that killed it. After Ctrl-C it is 130, after SIGTERM 143.
+
+    `offbeat launch -n 4 train.py --epochs 10`
+
+    `offbeat launch -n 4 -m package.train --epochs 10`
+    """
+    count = check_count("-n", workers, 1)
+    if not module and not Path(script).exists():
+        raise ValueError(
+            f"there is no file {script} here; name a script, without python before it, or a module after -m"
+        )
+    port = check_count("--master-port", master_port, 0)
+    try:
+        grace_s = parse_seconds(grace)
+    except ValueError as error:
+        raise ValueError(f"--grace: {error}") from None
+    code = run_script(["-m"] * module + [script, *(arguments or ())], count, port=port, grace_s=grace_s, prefix=prefix)
+    raise typer.Exit(code)
