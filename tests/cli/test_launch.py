@@ -171,7 +171,7 @@ def test_workers_have_the_environment_that_torchrun_gives(start: Start, tmp_path
             name: value for name, value in given.items() if name not in its_own
         }
         assert ours[rank]["MASTER_ADDR"] == "127.0.0.1"
-        assert ours[rank]["OFFBEAT_LAUNCH"] == "1"
+        assert ours[rank]["OFFBEAT_MIN_WORKERS"] == "1"
     assert ours[0]["TORCHELASTIC_RUN_ID"] == ours[1]["TORCHELASTIC_RUN_ID"] != theirs[0]["TORCHELASTIC_RUN_ID"]
 
 

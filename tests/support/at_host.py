@@ -761,9 +761,9 @@ class Case:
     ``programs``: what each worker does; "s" takes a step, "a" asks for an average, "t" looks whether its last round is
     through, "o" asks what it owes. ``is_long``: vectors are, so that memory is given back when a step is over, and
     copies lie in slots. ``late_gpu``: what workers write and read happens later than they ask for it; with "stages" the
-    slots are memory of the host, and vectors go there and back through others. ``dies``: a
-    worker whose process ends, at any moment; a while later the others give up, or if ``goes_on`` they do. ``meets``: how often a worker whose
-    weights meet in pairs goes to another one before a step. ``homes``: the host of each rank, if there are several.
+    slots are memory of the host, and vectors go there and back through others. ``dies``: a worker whose process
+    ends, at any moment; a while later the others give up, or if ``goes_on`` they do. ``meets``: how often a worker
+    whose weights meet in pairs goes to another one before a step. ``homes``: the host of each rank, if there are several.
     ``of``: so many ranks, one after the other, are a worker, a node, or an island if ``sharded``. ``loses``: coding has
     lost something before.
     """

@@ -22,6 +22,9 @@ def launch(
     master_port: Annotated[
         str, typer.Option(metavar="PORT", help="Of the job's store, at 127.0.0.1; 0 is any that is free.")
     ] = "0",
+    min_workers: Annotated[
+        str, typer.Option(metavar="N", help="A run of ours goes on as long as so many workers are left.")
+    ] = "1",
     grace: Annotated[
         str, typer.Option(metavar="TIME", help="For workers to end after Ctrl-C or SIGTERM, before they are killed.")
     ] = "30s",
@@ -50,9 +53,13 @@ def launch(
             f"there is no file {script} here; name a script, without python before it, or a module after -m"
         )
     port = check_count("--master-port", master_port, 0)
+    least = check_count("--min-workers", min_workers, 1)
+    if least > count:
+        raise ValueError(f"--min-workers is {least}, and -n starts {count}; ask for at most so many")
     try:
         grace_s = parse_seconds(grace)
     except ValueError as error:
         raise ValueError(f"--grace: {error}") from None
-    code = run_script(["-m"] * module + [script, *(arguments or ())], count, port=port, grace_s=grace_s, prefix=prefix)
+    words = ["-m"] * module + [script, *(arguments or ())]
+    code = run_script(words, count, port=port, grace_s=grace_s, prefix=prefix, min_workers=least)
     raise typer.Exit(code)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat as ob
 from tests.live.transport.test_deaths import METHODS as EVERY
@@ -210,6 +211,25 @@ def alone(rank: int) -> list[float]:
     return flat(model).tolist()
 
 
+SAMPLES, OF_A_BATCH, BEGUN = 480, 4, 16  # a worker begins so many batches with one request
+
+
+def sharing(rank: int) -> list[int]:
+    """The samples that a worker has taken steps with; one of them dies after three."""
+    data = TensorDataset(torch.arange(SAMPLES))
+    loader = DataLoader(data, batch_sampler=ob.share(data, batch_size=OF_A_BATCH))
+    model, used = net(), list[int]()
+    optimizer = ob.attach(sgd(model), model, ob.eager(), min_workers=1)
+    for t, (samples,) in enumerate(loader):
+        if rank == 1 and t == 3:
+            die()
+        loss(model, rank, t).backward()
+        optimizer.step()
+        used += samples.tolist()
+    optimizer.finish()
+    return used
+
+
 def too_many_wanted(rank: int) -> str:
     model = net()
     with pytest.raises(ValueError, match="min_workers is 5, and there are 4 workers") as found:
@@ -217,7 +237,7 @@ def too_many_wanted(rank: int) -> str:
     return str(found.value)
 
 
-SCRIPTS = (too_few, failing, alone, too_many_wanted)
+SCRIPTS = (too_few, failing, alone, sharing, too_many_wanted)
 
 
 @pytest.fixture(scope="module")
@@ -241,6 +261,13 @@ def test_an_exception_in_the_script_of_one_worker_ends_all(scripts: Any) -> None
 def test_the_last_worker_goes_on_alone(scripts: Any) -> None:
     outcome = scripts[alone][SIZE - 1]
     assert outcome.returned, outcome.stderr[-3000:]
+
+
+def test_of_shared_work_only_what_the_dead_one_had_begun_is_left_out(scripts: Any) -> None:
+    used = [forge.values([scripts[sharing][rank]])[0] for rank in (0, 2, 3)]
+    samples = [sample for some in used for sample in some]
+    assert len(samples) == len(set(samples))
+    assert len(samples) >= SAMPLES - (BEGUN + 2) * OF_A_BATCH
 
 
 def test_more_workers_than_there_are_cannot_be_asked_for(scripts: Any) -> None:

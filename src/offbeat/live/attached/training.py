@@ -129,7 +129,7 @@ class Training:
             what = "a model that is sharded" if self._island is not None else "workers on several hosts"
             raise OffbeatError(
                 f"min_workers={self._board.min_workers} was asked for, but going on without the dead is not built for "
-                f"{what}; leave min_workers out, and resume from a checkpoint"
+                f"{what}; leave it out, or under offbeat launch say --min-workers {self._board.size}"
             )
 
     def _update(self, g: Vec) -> None:

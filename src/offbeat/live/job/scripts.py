@@ -28,7 +28,7 @@ from offbeat.basics import checks
 from offbeat.basics.units import format_ranks, format_seconds
 from offbeat.live.transport.errors import OffbeatError
 
-VARIABLE = "OFFBEAT_LAUNCH"  # tells the library that this launcher goes on without the dead
+VARIABLE = "OFFBEAT_MIN_WORKERS"  # as long as so many are left, a run goes on without the dead: see ``attach``
 LOOPBACK = "127.0.0.1"
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)  # after these a worker has its grace, and no more
@@ -38,12 +38,21 @@ LONGEST_LINE = 1 << 24  # a longer one is passed on in pieces, since it has to b
 UPDATE_S, UPDATE_LOGGED_S = 1.0, 10.0  # between two updates of a progress bar: on a terminal, and in a file
 
 
-def run_script(words: Sequence[str], workers: int, *, port: int = 0, grace_s: float = 30.0, prefix: bool = True) -> int:
+def run_script(
+    words: Sequence[str],
+    workers: int,
+    *,
+    port: int = 0,
+    grace_s: float = 30.0,
+    prefix: bool = True,
+    min_workers: int = 1,
+) -> int:
     """Run ``python words…`` in ``workers`` processes with torchrun's environment; answers an exit code.
 
     One that dies is told of on stderr, and the others go on. It is over when all have ended: with 0 if at least one has
     ended well, else with the code of the first that has ended; after Ctrl-C or SIGTERM with 130 or 143, and then
-    those that have not ended by ``grace_s`` are killed. ``port`` is the store's, 0 for any that is free.
+    those that have not ended by ``grace_s`` are killed. ``port`` is the store's, 0 for any that is free. A run of ours
+    goes on as long as ``min_workers`` are left.
     """
     checks.workers(workers)
     if sys.platform != "linux":
@@ -54,7 +63,7 @@ def run_script(words: Sequence[str], workers: int, *, port: int = 0, grace_s: fl
         del usual["OMP_NUM_THREADS"]
     elif "OMP_NUM_THREADS" not in os.environ:
         _say("each worker computes with one thread; set OMP_NUM_THREADS to change that")
-    everybody = {**usual, **os.environ, **_common(workers, store.port)}
+    everybody = {**usual, **os.environ, **_common(workers, store.port), VARIABLE: str(min_workers)}
     with ExitStack() as stack:
         crew = _Crew(grace_s, prefix, stack)
         for rank in range(workers):
@@ -89,7 +98,6 @@ def _common(workers: int, port: int) -> dict[str, str]:
         "TORCHELASTIC_ERROR_FILE": "",  # not that of a job that this one is started from
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         "PYTHONUNBUFFERED": "1",
-        VARIABLE: "1",
     }
 
 

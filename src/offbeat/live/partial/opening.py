@@ -113,7 +113,8 @@ class Opening:
         if self._board.min_workers and channel.per_node != 1:
             raise ValueError(
                 f"min_workers={self._board.min_workers} was asked for, but going on without the dead is not built for "
-                f"nodes of {channel.per_node} ranks; leave min_workers out, or per_node"
+                f"nodes of {channel.per_node} ranks; leave it or per_node out, or under offbeat launch say "
+                f"--min-workers {me.size}"
             )
         nodes, like = Nodes(me.size, channel.per_node), channel.looks(me.x)
         if nodes.count == 1:  # all its ranks have made the same, and come to the same by themselves
