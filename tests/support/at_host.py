@@ -763,9 +763,9 @@ class Case:
     copies lie in slots. ``late_gpu``: what workers write and read happens later than they ask for it; with "stages" the
     slots are memory of the host, and vectors go there and back through others. ``dies``: a worker whose process
     ends, at any moment; a while later the others give up, or if ``goes_on`` they do. ``meets``: how often a worker
-    whose weights meet in pairs goes to another one before a step. ``homes``: the host of each rank, if there are several.
-    ``of``: so many ranks, one after the other, are a worker, a node, or an island if ``sharded``. ``loses``: coding has
-    lost something before.
+    whose weights meet in pairs goes to another one before a step. ``homes``: the host of each rank, if there are
+    several. ``of``: so many ranks, one after the other, are a worker, a node, or an island if ``sharded``. ``loses``:
+    coding has lost something before.
     """
 
     rules: Rules | None  # None: weights that meet in pairs

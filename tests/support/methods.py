@@ -159,3 +159,43 @@ def a_method(draw: st.DrawFn, name: str, workers: int) -> ob.Strategy:
         return ob.strategy(name, **drawn)
     except ValueError:
         reject()
+
+
+# Every method, and of some its ways that differ most.
+EVERY_KIND = {
+    str(strategy): strategy
+    for strategy in (
+        ob.allreduce(),
+        ob.qsgd(),
+        ob.local_sgd(period=2),
+        ob.adaptive(period=2),
+        ob.dasgd(period=2, delay=1),
+        ob.dpsgd(),
+        ob.sgp(),
+        ob.matcha(),
+        ob.diloco(period=20),
+        ob.noloco(period=2),
+        ob.sparseloco(period=2),
+        ob.nonblocking(),
+        ob.ad_psgd(),
+        ob.eager(),
+        ob.eager(late=1),
+        ob.eager(wait="majority"),
+        ob.eager(wait="everyone"),
+        ob.eager(sync_every=1),
+        ob.eager(sync_every=2),
+        ob.eager(per_node=3),
+        ob.wagma(),
+        ob.wagma(merge="correct"),
+        ob.wagma(tau=1),
+        ob.wagma(tau=2),
+        ob.wagma(wait="everyone"),
+        ob.wagma(moments=1),
+        ob.ad_psgd(moments=1),
+        ob.msync(),
+        ob.ringmaster(),
+        ob.decoupled(),
+        ob.self_clocked(),
+        ob.self_clocked(meet="all", staleness=2),
+    )
+}

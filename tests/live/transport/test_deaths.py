@@ -21,6 +21,7 @@ import offbeat as ob
 from tests.support import forge
 from tests.support.forge import Job
 from tests.support.long import LONG
+from tests.support.methods import EVERY_KIND
 from tests.support.nets import batch, flat, loss, net, sgd
 from tests.support.scenarios import CARRIERS, over
 
@@ -28,43 +29,7 @@ pytestmark = pytest.mark.live
 
 SIZE, LAST = 3, 4
 LATE_S = 30.0  # a machine with much else to do; without the news it would be the half hour of patience
-METHODS = {
-    str(strategy): strategy
-    for strategy in (
-        ob.allreduce(),
-        ob.qsgd(),
-        ob.local_sgd(period=2),
-        ob.adaptive(period=2),
-        ob.dasgd(period=2, delay=1),
-        ob.dpsgd(),
-        ob.sgp(),
-        ob.matcha(),
-        ob.diloco(period=20),
-        ob.noloco(period=2),
-        ob.sparseloco(period=2),
-        ob.nonblocking(),
-        ob.ad_psgd(),
-        ob.eager(),
-        ob.eager(late=1),
-        ob.eager(wait="majority"),
-        ob.eager(wait="everyone"),
-        ob.eager(sync_every=1),
-        ob.eager(sync_every=2),
-        ob.eager(per_node=3),
-        ob.wagma(),
-        ob.wagma(merge="correct"),
-        ob.wagma(tau=1),
-        ob.wagma(tau=2),
-        ob.wagma(wait="everyone"),
-        ob.wagma(moments=1),
-        ob.ad_psgd(moments=1),
-        ob.msync(),
-        ob.ringmaster(),
-        ob.decoupled(),
-        ob.self_clocked(),
-        ob.self_clocked(meet="all", staleness=2),
-    )
-}
+METHODS = EVERY_KIND
 STATES = ("after attach", "before a step", "while the others finish", "while the others average")
 ENDS = tuple(itertools.product(("killed", "left", "stopped"), range(SIZE)))
 

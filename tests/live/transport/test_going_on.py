@@ -19,17 +19,17 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat as ob
-from tests.live.transport.test_deaths import METHODS as EVERY
 from tests.support import forge
 from tests.support.forge import Job
 from tests.support.long import LONG
+from tests.support.methods import EVERY_KIND
 from tests.support.nets import batch, flat, loss, net, sgd
 
 pytestmark = pytest.mark.live
 
 SIZE, LAST, STEPS = 4, 4, 12
 METHODS = {
-    **{name: strategy for name, strategy in EVERY.items() if "per_node=3" not in name},
+    **{name: strategy for name, strategy in EVERY_KIND.items() if "per_node=3" not in name},
     "nonblocking in time": ob.nonblocking(3),
     "nonblocking by a ring": ob.nonblocking(over="ring"),
     "self_clocked in pairs": ob.self_clocked(group=2, wait="first"),
