@@ -21,6 +21,7 @@ from offbeat.cli.options import (
     CodecName,
     Compute,
     Delay,
+    Faults,
     FixedShares,
     Hosts,
     Json,
@@ -61,6 +62,7 @@ class SimulatedOptions:
     latency: Latency = None
     algorithm: Algorithm = None
     hosts: Hosts = None
+    faults: Faults = None
     parameters: Parameters = None
     seed: Seed = "0"
 

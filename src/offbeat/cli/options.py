@@ -13,6 +13,7 @@ import typer
 from offbeat import delays, tasks
 from offbeat.basics.units import format_count, format_rate, format_seconds, parse_count, parse_rate, parse_seconds
 from offbeat.delays import Seconds
+from offbeat.delays.faults import Faults as Deaths
 from offbeat.report.folder import recorded
 from offbeat.sim import Network
 from offbeat.strategies import DEFAULT
@@ -85,6 +86,10 @@ Hosts = Annotated[
 Parameters = Annotated[
     str | None, typer.Option(metavar="N", help="Size of the model where --task is none: 25.6M.  [default: 1M]")
 ]
+Faults = Annotated[
+    str | None,
+    typer.Option(metavar="WHO", help="Who dies when: 'rank 3 dies at 40s', '2 ranks die at 1min', 'mtbf 5min'."),
+]
 Seed = Annotated[str, typer.Option(metavar="N", help="Of weights, delays and every random choice.")]
 CodecName = Annotated[
     str | None,
@@ -129,6 +134,7 @@ class Scene:
     live: bool
     fixed: bool = False
     record: bool = False
+    faults: Deaths | None = None
 
     @property
     def heading(self) -> str:
@@ -147,6 +153,8 @@ class Scene:
             compute = format_seconds(self.compute_s) if isinstance(self.compute_s, (int, float)) else self.compute_s
             second.append(f"computation: {compute}")
         second.append(f"delay: {self.delay_text}")
+        if self.faults is not None:
+            second.append(f"faults: {self.faults}")
         latency, rate = self.network.latency_s, self.network.bandwidth_Bps
         if not self.live and not callable(latency) and not callable(rate):
             hosts = self.network.hosts
@@ -169,6 +177,7 @@ def read_scene(
     latency: str | None = None,
     algorithm: str | None = None,
     hosts: str | None = None,
+    faults: str | None = None,
     parameters: str | None = None,
     seed: str,
     live: bool,
@@ -183,6 +192,7 @@ def read_scene(
             "--latency": latency,
             "--algorithm": algorithm,
             "--hosts": hosts,
+            "--faults": faults,
             "--parameters": parameters,
         }
         for name, value in simulated.items():
@@ -222,7 +232,10 @@ def read_scene(
         delay_text="none" if spread is None else str(spread),
         live=live,
         fixed=fixed_shares,
+        faults=None if faults is None else _read("--faults", delays.faults.parse, faults),
     )
+    if made.faults is not None:
+        made.faults.deaths(count, made.seed)
     for what, spec in (("--delay", made.delays), ("--compute", made.compute_s)):
         delays.bind(spec, seed=made.seed, workers=count, what=what)
     return made

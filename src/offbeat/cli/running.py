@@ -210,6 +210,7 @@ def _simulated(method: Method, scene: Scene, spans: bool, meter: Meter) -> Run:
         parameters=scene.parameters,
         spans=spans,
         rounds=spans,
+        faults=scene.faults,
     )
 
 

@@ -17,7 +17,9 @@ log-normal compute time and a log-normal delay) want different seeds; ``total`` 
 
 from __future__ import annotations
 
+from offbeat.delays import faults
 from offbeat.delays.distribution import Distribution, Seconds, bind
+from offbeat.delays.faults import Faults
 from offbeat.delays.kinds import (
     Bimodal,
     Constant,
@@ -46,6 +48,7 @@ __all__ = [
     "Constant",
     "Distribution",
     "Exponential",
+    "Faults",
     "LogNormal",
     "Measurement",
     "Pareto",
@@ -61,6 +64,7 @@ __all__ = [
     "chronic",
     "constant",
     "exponential",
+    "faults",
     "lognormal",
     "pareto",
     "parse",

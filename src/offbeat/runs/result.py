@@ -71,14 +71,15 @@ class Run(Result):
     """A run in virtual time.
 
     ``weights`` (workers, parameters): the replicas after their last step, nothing flushed or averaged. ``lost``:
-    (rank, step) of every gradient that was dropped. ``curve``: what was evaluated on the way. With ``task=None`` the
-    tensors of weights and losses are empty.
+    (rank, step) of every gradient that was dropped. ``curve``: what was evaluated on the way. ``died``: (rank, second)
+    of every worker that did. With ``task=None`` the tensors of weights and losses are empty.
     """
 
     weights: Tensor
     model: nn.Module | None = None
     lost: tuple[tuple[int, int], ...] = ()
     curve: tuple[tuple[float, Mapping[str, float]], ...] = ()
+    died: tuple[tuple[int, float], ...] = ()
 
     @property
     def hash(self) -> str:

@@ -18,7 +18,7 @@ import simpy
 
 from offbeat.method.effects import Channel
 from offbeat.method.replica import Replica
-from offbeat.rounds.referee import Notice, Referee
+from offbeat.rounds.referee import Notice, Referee, Say
 from offbeat.rounds.seat import Event, Freshness, Given, Got, Outcome, Seat
 from offbeat.runs.trace import Round, Trace
 from offbeat.sim.costs import sum_cost
@@ -67,6 +67,7 @@ class SimulatedChannel:
         self._notes: dict[int, list[tuple[dict[int, Freshness], dict[int, float]]]] = {}
         self._known: list[tuple[int, tuple[int, ...], int]] = []  # (round, block, started by) not under way yet
         self._flushing = False  # the last round is under way, or over
+        self._dead: set[int] = set()
 
     def open(self, me: Replica, channel: Channel, x: Vec | None) -> None:
         rank, log = self.nodes.of(me.rank), None if self._logs is None else self._logs[me.rank]
@@ -100,6 +101,14 @@ class SimulatedChannel:
         chair = self.chairs[rank]
         self._tell(rank, chair.seat.renew(chair.channel.holds()))
         self._tell(rank, chair.seat.finish())
+
+    def died(self, rank: int) -> None:
+        """The others go on; what it has handed in counts."""
+        if self.nodes.per_node > 1:
+            raise ValueError("what a node does when one of its ranks dies is not built; leave out per_node, or faults")
+        self._dead.add(rank)
+        self._tell(rank, self.chairs[rank].seat.bury() if rank in self.chairs else Notice(Say.DIED))
+        self._go_on()
 
     def rest(self, rank: int, x: Vec | None, answer: Callable[[Got | None], None]) -> None:
         """The next result, or None when nothing more can come."""
@@ -164,32 +173,35 @@ class SimulatedChannel:
         """
         waiting, self._known = self._known, []
         for version, ranks, started_by in waiting:
-            if all(self.chairs[r].seat.is_next(version) for r in ranks):
+            if all(self.chairs[r].seat.is_next(version) for r in ranks if r in self.chairs):
                 self._sum(version, ranks, started_by)
             else:
                 self._known.append((version, ranks, started_by))
 
     def _sum(self, version: int, ranks: tuple[int, ...], started_by: int) -> None:
+        ranks = tuple(r for r in ranks if r in self.chairs)  # one that has died before it came has no seat
         flush, seats = started_by == FLUSH, {r: self.chairs[r].seat for r in ranks}
-        if flush and not seats[0].flushes:
+        if flush and not seats[ranks[0]].flushes:
             self._over(ranks)
             return
         given = {r: seat.snapshot(version, flush) for r, seat in seats.items()}
-        divisor, lost = seats[ranks[0]].divisor(ranks), {r: self.chairs[r].channel.lost for r in ranks}
+        absent = self._dead.difference(r for r, one in given.items() if one.share is not None)
+        divisor, lost = seats[ranks[0]].divisor(ranks, absent), {r: self.chairs[r].channel.lost for r in ranks}
         value = summed(self.channel, given, self.chairs[ranks[0]].me, version, divisor, lost)
         seconds = 0.0
         if not flush or value is not None:
-            leaders = [self.nodes.leader(r) for r in ranks]
-            seconds, sent = charge(self.channel, self.chairs[0].me, self._network, leaders)
+            leaders = [self.nodes.leader(r) for r in ranks if r not in absent]
+            seconds, sent = charge(self.channel, self.chairs[ranks[0]].me, self._network, leaders)
             self.bytes_sent += sent
         self._after(seconds, lambda: self._deliver(version, given, value, started_by))
 
     def _deliver(self, version: int, given: dict[int, Given], value: Vec | None, started_by: int) -> None:
         flush, shares = started_by == FLUSH, {r: g.share for r, g in given.items() if g.share is not None}
-        value = self.channel.looks(self.chairs[0].me.x).zeros_like() if value is None else value
-        outcome = Outcome.of(self.nodes, version, value, shares, len(given), flush)
-        delivered = [self.chairs[r].seat.deliver(outcome, one) for r, one in given.items()]
-        if all(delivered):
+        value = self.channel.looks(self.chairs[next(iter(given))].me.x).zeros_like() if value is None else value
+        members = len(given.keys() - self._dead.difference(shares))
+        outcome = Outcome.of(self.nodes, version, value, shares, members, flush)
+        delivered = {r: self.chairs[r].seat.deliver(outcome, one) for r, one in given.items()}
+        if all(delivered[r] for r in delivered.keys() - self._dead):
             self._record(version, given, shares, started_by)
         if flush:
             self._over(given)

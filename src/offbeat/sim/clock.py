@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import simpy
 
@@ -20,6 +20,8 @@ from offbeat.sim.streams import Streams
 from offbeat.sim.workers import Work
 from offbeat.tensors.vector import Vec
 from offbeat.topology.hierarchy import Nodes
+
+M = TypeVar("M", bound="SimulatedChannel | Shared | Streams")
 
 
 class ChannelOfAll(Protocol):
@@ -89,6 +91,10 @@ class Decides(Protocol):
         """What a worker is told of its own time; ``seconds`` by the clock."""
         ...
 
+    def died(self, rank: int) -> None:
+        """A worker is dead, and the others go on."""
+        ...
+
 
 class Clock:
     """Virtual time decides; ``told`` is where the order that comes of it is written down, if it is to be."""
@@ -96,7 +102,7 @@ class Clock:
     homes: Sequence[int] = ()
 
     def __init__(self, told: Sequence[Told] | None = None) -> None:
-        self._told = told
+        self._told, self._made = told, list[SimulatedChannel | Shared | Streams]()
         self._events = [own.events for own in told] if told is not None else None
         self._parts = [own.parts for own in told] if told is not None else None
         self._spent = [own.spent for own in told] if told is not None else None
@@ -106,15 +112,23 @@ class Clock:
     ) -> SimulatedChannel:
         told, name, beside = self._told, channel.name, channel.beside
         logs = None if told is None else [own.events_of(name, beside) for own in told]
-        return SimulatedChannel(channel, env, network, trace, nodes, seed, logs)
+        return self._one_more(SimulatedChannel(channel, env, network, trace, nodes, seed, logs))
 
     def shared(
         self, env: simpy.Environment, network: Network, trace: Trace, arrived: Callable[[Pending], None]
     ) -> Shared:
-        return Shared(env, network, trace, arrived, self._events)
+        return self._one_more(Shared(env, network, trace, arrived, self._events))
 
     def streams(self, env: simpy.Environment, network: Network, work: Work, trace: Trace, size: int) -> Streams:
-        return Streams(env, network, work, trace, size, self._parts)
+        return self._one_more(Streams(env, network, work, trace, size, self._parts))
+
+    def _one_more(self, made: M) -> M:
+        self._made.append(made)
+        return made
+
+    def died(self, rank: int) -> None:
+        for part in self._made:
+            part.died(rank)
 
     def stands(self, rank: int, step: int, go_on: Callable[[], None]) -> bool:
         return False

@@ -46,6 +46,12 @@ class _Block:
     lost: dict[int, Vec | None] = field(default_factory=dict)
     starts: dict[int, tuple[float, float, Callable[[], Vec] | None]] = field(default_factory=dict)
     pending: dict[int, Pending] = field(default_factory=dict)
+    begin: Callable[[], None] = lambda: None  # when all are there
+
+    @property
+    def there(self) -> tuple[int, ...]:
+        """All of them, but those who have died before."""
+        return tuple(r for r in self.ranks if r in self.pending)
 
 
 @dataclass
@@ -57,6 +63,7 @@ class _Gossip:
     pending: dict[int, Pending] = field(default_factory=dict)
     W: dict[int, Mixing] = field(default_factory=dict)
     waited_s: dict[int, float] = field(default_factory=dict)
+    collected: set[int] = field(default_factory=set)
     last: int = 0
     due: int = 0  # how many take part: whoever averages in a block, or keeps its own, does not come here
 
@@ -77,6 +84,8 @@ class Exchanges:
         self.keeps_rounds, self._homes = trace.keep_rounds, homes
         self._blocks: dict[tuple[int, int], _Block] = {}
         self._gossips: dict[int, _Gossip] = {}
+        self._overlapping: list[_Block] = []  # of gradients that are still being made
+        self._dead: set[int] = set()
         self.bytes_sent = 0
 
     def mix(self, me: Replica, seq: int, effect: Mix, begun: bool) -> Pending:
@@ -94,8 +103,8 @@ class Exchanges:
             block = self._block(seq, ranks)
             block.x[rank] = x.clone() if begun and x is effect.x else x
             block.lost[rank], block.pending[rank] = effect.lost, pending
-            if len(block.pending) == len(ranks):
-                self._average(me, seq, block, effect)
+            block.begin = lambda: self._average(me, seq, block, effect)
+            self._begin_if_all_are_there(block)
         else:
             self._gossip(me, seq, effect, x if x is not effect.x else x.clone(), pending)
         return pending
@@ -118,9 +127,31 @@ class Exchanges:
         block = self._block(seq, ranks)
         block.pending[me.rank] = pending
         block.starts[me.rank] = (start_s, compute_s, gradient)
-        if len(block.pending) == len(ranks):
-            self._overlap(me, seq, block, effect.codec, effect.gathers)
+        block.begin = lambda: self._overlap(me, seq, block, effect.codec, effect.gathers)
+        self._begin_if_all_are_there(block)
         return pending
+
+    def _begin_if_all_are_there(self, block: _Block) -> None:
+        if len(block.pending) == len(block.ranks) or self._dead.issuperset(set(block.ranks) - block.pending.keys()):
+            block.begin()
+
+    def died(self, rank: int) -> None:
+        """What it has posted counts; a gradient that it was still computing does not."""
+        self._dead.add(rank)
+        for block in [*self._blocks.values(), *self._overlapping]:
+            start, compute, _ = block.starts.get(rank, (0.0, 0.0, None))
+            if rank in block.starts and start + compute > self._env.now:
+                block.starts[rank] = (self._env.now, 0.0, None)
+        for block in list(self._blocks.values()):
+            if block.pending.keys() - self._dead:
+                self._begin_if_all_are_there(block)
+        for seq, gossip in list(self._gossips.items()):
+            gossip.due -= rank not in gossip.waited_s
+            for receiver in list(gossip.pending):
+                if receiver not in gossip.collected and receiver not in self._dead:
+                    self._collect_if_all_are_there(seq, gossip, receiver)
+            if len(gossip.waited_s) == gossip.due:
+                self._forget(seq, gossip)
 
     def _block(self, seq: int, ranks: tuple[int, ...]) -> _Block:
         key = (seq, ranks[0])  # blocks are disjoint, so the first rank names one; hashing a thousand ranks takes long
@@ -133,7 +164,7 @@ class Exchanges:
 
     def _average(self, me: Replica, seq: int, block: _Block, effect: Mix) -> None:
         del self._blocks[seq, block.ranks[0]]
-        ranks, codec = block.ranks, effect.codec
+        ranks, codec = block.there, effect.codec
         value: Vec | None
         if codec is not None and effect.gathers:  # every worker has coded its own
             value = mean([block.x[r] for r in ranks], len(ranks))
@@ -146,7 +177,7 @@ class Exchanges:
 
     def _overlap(self, me: Replica, seq: int, block: _Block, codec: Codec | None, gathers: bool) -> None:
         del self._blocks[seq, block.ranks[0]]
-        ranks, starts = block.ranks, list(block.starts.values())
+        ranks, starts = block.there, list(block.starts.values())
         codec = sent_to(codec, len(ranks) - 1)
         nbytes = message_bytes(me.x, codec)
         buckets = 1 if codec else max(1, math.ceil(nbytes / BUCKET_BYTES))
@@ -161,10 +192,11 @@ class Exchanges:
         for ready in ready_s:  # one after the other, each when every worker has its share of it
             over_s = max(over_s, ready) + seconds
         self.bytes_sent += sent
-        contributions = [(r, g) for r in ranks if (g := block.starts[r][2]) is not None]
+        self._overlapping.append(block)
 
         def value() -> Vec | None:
-            gradients = {r: g() for r, g in contributions}
+            self._overlapping.remove(block)
+            gradients = {r: g() for r in ranks if (g := block.starts[r][2]) is not None}
             if codec is None or not gathers:
                 return mean_of_hosts(gradients, ranks, self._homes, len(gradients), codec, (me.seed, seq))
             own = [coded(g, codec, (me.seed, r, seq)) for r, g in gradients.items()]
@@ -179,10 +211,10 @@ class Exchanges:
 
         def arrive(_: object) -> None:
             result, now = value(), self._env.now
-            ordered = [block.pending[r] for r in block.ranks]
+            ordered = [block.pending[r] for r in block.there]
             if self.keeps_rounds:
                 waited = {p.rank: max(0.0, now - p.asked_s) for p in ordered}
-                self._trace.rounds.append(Round(seq, last, block.ranks, dict.fromkeys(block.ranks, 0), waited, now))
+                self._trace.rounds.append(Round(seq, last, block.there, dict.fromkeys(block.there, 0), waited, now))
             for pending in ordered:
                 pending.value, pending.arrived, pending.together_s = result, True, together_s
             for pending in ordered:
@@ -194,7 +226,8 @@ class Exchanges:
         rank, now, W = me.rank, self._env.now, effect.W
         gossip = self._gossips.get(seq)
         if gossip is None:
-            gossip = self._gossips[seq] = _Gossip(due=sum(W.block(r) is None for r in range(W.size)))
+            takes_part = [r for r in range(W.size) if W.block(r) is None and r not in self._dead]
+            gossip = self._gossips[seq] = _Gossip(due=len(takes_part))
         nbytes = message_bytes(effect.x, effect.codec)
         gossip.x[rank], gossip.W[rank], gossip.pending[rank], gossip.last = x, W, pending, rank
         leaves_s = now
@@ -204,16 +237,23 @@ class Exchanges:
             gossip.arrival_s[rank, receiver] = leaves_s + latency
             self.bytes_sent += nbytes
         for receiver in (rank, *W.receivers(rank)):
-            if receiver in gossip.pending and all(s in gossip.x for s in gossip.W[receiver].senders(receiver)):
-                self._collect(me, seq, gossip, receiver)
+            if receiver in gossip.pending and receiver not in gossip.collected:
+                self._collect_if_all_are_there(seq, gossip, receiver)
 
-    def _collect(self, me: Replica, seq: int, gossip: _Gossip, rank: int) -> None:
+    def _collect_if_all_are_there(self, seq: int, gossip: _Gossip, rank: int) -> None:
         W, pending = gossip.W[rank], gossip.pending[rank]
-        over_s = max((gossip.arrival_s[s, rank] for s in W.senders(rank)), default=self._env.now)
+        senders = [s for s in W.senders(rank) if s in gossip.x or s not in self._dead]
+        if any(s not in gossip.x for s in senders):
+            return
+        gossip.collected.add(rank)
+        over_s = max((gossip.arrival_s[s, rank] for s in senders), default=self._env.now)
         together_s = self._env.now
 
         def arrive(_: object) -> None:
-            pending.value = weighted((w, gossip.x[j]) for j, w in W.row(rank).items())
+            if rank in self._dead:
+                return
+            own = gossip.x[rank]  # has the weight of those who had died before
+            pending.value = weighted((w, gossip.x.get(j, own)) for j, w in W.row(rank).items())
             pending.arrived, pending.together_s = True, together_s
             gossip.waited_s[rank] = max(0.0, self._env.now - pending.asked_s)
             if len(gossip.waited_s) == gossip.due:

@@ -9,7 +9,7 @@ import simpy
 
 from offbeat.method.replica import Replica
 from offbeat.rounds.seat import Event
-from offbeat.rounds.shared import Retired, SharedVec
+from offbeat.rounds.shared import SharedVec
 from offbeat.runs.trace import Round, Trace
 from offbeat.sim.exchanges import Pending
 from offbeat.sim.network import Network
@@ -32,7 +32,8 @@ class Shared:
         self._shared: dict[int, SharedVec] = {}
         self._noted: dict[int, dict[int, int]] = {}  # the staleness noted for the step under way, if it has met
         self._waiting: dict[int, Callable[[Vec], None]] = {}
-        self._retired: Retired | None = None
+        self._dead: set[int] = set()
+        self._size = 0
         self._met = 0
         self.bytes_sent = 0
 
@@ -43,7 +44,7 @@ class Shared:
     def share(self, me: Replica, x: Vec) -> None:
         log = None if self._logs is None else self._logs[me.rank]
         self._shared[me.rank] = SharedVec(x, log)
-        self._retired = self._retired or Retired(me.size)
+        self._size = me.size
 
     def add(self, rank: int, delta: Vec, answer: Callable[[Vec], None]) -> None:
         mine = self._shared[rank]
@@ -54,7 +55,7 @@ class Shared:
     def meet(self, i: int, j: int) -> Pending:
         """Begin a meeting; the answer arrives when i's weights hold their half."""
         pending = Pending(i, self._env.now)
-        if i == j:
+        if i == j or j in self._dead:
             pending.arrived = True
             return pending
         number, sent = self._shared[i].depart()
@@ -82,9 +83,18 @@ class Shared:
     def retire(self, rank: int, answer: Callable[[Vec], None]) -> None:
         """Answered when all have retired: then nothing is in flight, since each has finished its own meetings."""
         self._waiting[rank] = answer
-        assert self._retired is not None, "who retires has shared its weights"
-        if self._retired.one_more():
-            for r, go in sorted(self._waiting.items()):
+        self._let_go_if_all_have()
+
+    def died(self, rank: int) -> None:
+        """Its weights are nobody's from now on; what others have of them they keep."""
+        self._dead.add(rank)
+        self._waiting.pop(rank, None)
+        self._let_go_if_all_have()
+
+    def _let_go_if_all_have(self) -> None:
+        if self._waiting and len(self._waiting.keys() | self._dead) == self._size:
+            waiting, self._waiting = self._waiting, {}
+            for r, go in sorted(waiting.items()):
                 self._env.timeout(0).callbacks.append(partial(self._let_go, r, go))
 
     def _let_go(self, rank: int, go: Callable[[Vec], None], _: object) -> None:

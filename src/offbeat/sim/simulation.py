@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from offbeat import delays as delays_
 from offbeat.basics import checks, draw
 from offbeat.delays import Seconds
+from offbeat.delays.faults import Faults
+from offbeat.delays.faults import parse as parse_faults
 from offbeat.method.replica import Replica
 from offbeat.method.strategy import Method
 from offbeat.runs.order import About, Order, Told, digest, sampled
@@ -49,6 +52,7 @@ def simulate(
     rounds: bool = True,
     watch_s: float | None = None,
     record: str | Path | None = None,
+    faults: Faults | str | None = None,
     strategy: Method | str | None = None,
 ) -> Run:
     """Run ``method`` on ``workers`` simulated workers, in virtual time.
@@ -60,8 +64,9 @@ def simulate(
     functions of (step, rank). ``task=None`` simulates time alone, with a model of ``parameters`` float32 numbers.
     ``spans`` keeps each worker's timeline in ``run.trace``, and the loss, the spread of the replicas and the period of
     adaptive averaging over time. ``watch_s`` evaluates the mean of all replicas that often (in virtual time), for
-    ``run.curve``. ``record`` keeps the order of events in this folder, for ``ob.replay``. (``strategy`` is an earlier
-    name of ``method``.)
+    ``run.curve``. ``record`` keeps the order of events in this folder, for ``ob.replay``. ``faults``: who dies when,
+    in words, ``"rank 3 dies at 40s"``, ``"mtbf 300s"``; the others go on. (``strategy`` is an earlier name of
+    ``method``.)
     """
     method = as_method(method, strategy)
     if task is not None and not isinstance(task, Task):
@@ -74,6 +79,9 @@ def simulate(
             f"the schedule of task {task.name!r} follows the steps of all workers where the run ends by samples="
             f"{samples}, and a replay does not know them; give steps=, or leave out record"
         )
+    if record is not None and faults is not None:
+        raise ValueError("a run in which workers die cannot be replayed; leave out record, or faults")
+    faults = parse_faults(faults) if isinstance(faults, str) else faults
     told = [Told() for _ in range(workers)] if record is not None else None
     scene = _Scene(
         method,
@@ -86,6 +94,7 @@ def simulate(
         network or Network(),
         parameters,
         shared=samples is not None,
+        deaths={} if faults is None else faults.deaths(workers, seed),
     )
     gradients = steps * workers if steps is not None else samples
     run = _run(scene, _ending(steps, samples, seconds), gradients, spans, rounds, watch_s, lambda _: Clock(told))
@@ -119,7 +128,7 @@ def replay(
 
     def decider(fleet: Fleet | None) -> Decides:
         assert fleet is not None, "a record has a task"
-        return Recorded(order.told, lambda: _equalise(fleet, about.workers, about.homes), about.homes)
+        return Recorded(order.told, lambda: _equalise(fleet, range(about.workers), about.homes), about.homes)
 
     try:
         return _run(scene, more, sum(gradients), spans, rounds, None, decider)
@@ -141,6 +150,7 @@ class _Scene:
     network: Network
     parameters: int = 0
     shared: bool = False
+    deaths: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def hosts(self) -> int:
@@ -188,14 +198,18 @@ def _run(
     if observer is not None:
         observer.now = lambda: float(world.env.now)
         observer.step = lambda rank: world.workers[rank].taken - 1
+    for rank, at_s in sorted(scene.deaths.items()):
+        world.at(at_s, functools.partial(world.die, rank))
     curve: list[tuple[float, Mapping[str, float]]] = []
     if watch_s is not None and fleet is not None and task is not None and task.evaluate is not None:
         world.every(watch_s, lambda now_s: curve.append((now_s, _evaluated(task, fleet.mean_model(), seed))))
     with draw.seeded(seed), contextlib.closing(world):
         world.run()
+        died = {w.rank: w.finished_s for w in world.workers if w.is_dead}
+        living = [rank for rank in range(workers) if rank not in died]
         if fleet:
-            _equalise(fleet, workers, decides.homes)
-        model = fleet.model(0) if fleet else None
+            _equalise(fleet, living, decides.homes)
+        model = fleet.model(living[0]) if fleet else None
         if observer is not None and fleet is not None:
             observer.close(fleet.losses())
         return Run(
@@ -210,12 +224,13 @@ def _run(
             curve=tuple(curve),
             lost=tuple((r, t) for p in world.partials.values() for r, t in p.lost if t < world.workers[r].taken),
             weights=torch.stack([_flat(retired[rank]) for rank in range(workers)]),
-            final=_flat(replicas[0].x),
+            final=_flat(replicas[living[0]].x),
             losses=fleet.losses() if fleet else torch.zeros(0, dtype=torch.float64),
             trace=trace,
             talking=tuple(me.reported.talking for me in replicas if me.reported.talking is not None),
             model=model,
             metrics=_evaluated(task, model, seed) if task is not None and model is not None else {},
+            died=tuple(sorted(died.items())),
         )
 
 
@@ -272,20 +287,22 @@ class _ending:
         return self._samples >= 0
 
 
-def _equalise(fleet: Fleet, workers: int, homes: Sequence[int]) -> None:
-    """Make all replicas equal: the mean of weights and floating buffers, the maximum of integer ones.
+def _equalise(fleet: Fleet, living: Sequence[int], homes: Sequence[int]) -> None:
+    """Make all replicas equal: the mean of weights and floating buffers, the maximum of integer ones, of the living.
 
     Replicas that are equal already are left alone: the mean of equal numbers may round.
     """
     for table in (fleet.X, fleet.B):
         for part in table:
-            if not bool((part == part[:1]).all()):
-                rows = {rank: Vec((part[rank],)) for rank in range(workers)}
-                total = mean_of_hosts(rows, range(workers), homes, workers)
+            own = part[living] if len(living) < len(part) else part
+            if not bool((own == own[:1]).all()):
+                rows = {rank: Vec((part[rank],)) for rank in living}
+                total = mean_of_hosts(rows, living, homes, len(living))
                 assert total is not None, "everybody gives its weights"
                 part.copy_(total.parts[0].expand_as(part))
     for part in fleet.N:
-        part.copy_(part.amax(dim=0, keepdim=True).expand_as(part) if part.numel() else part)
+        own = part[living] if len(living) < len(part) else part
+        part.copy_(own.amax(dim=0, keepdim=True).expand_as(part) if part.numel() else part)
 
 
 def _flat(x: Vec) -> Tensor:

@@ -48,6 +48,7 @@ class Streams:
         self._fetched = [0] * size
         self._rope = Rope(size)
         self._rung_s: dict[int, float] = {}  # round → when its bell has reached everybody
+        self._dead: set[int] = set()
 
     def begin(self, rank: int, r: int, effect: Batch, answer: Callable[[Done], None]) -> None:
         """Worker ``rank`` begins its part of round ``r``: what is left, and a new batch where that makes no round."""
@@ -59,8 +60,16 @@ class Streams:
         part = _Part(r, effect, answer, now, self._work.compute_s(r, rank), supply.quota(effect.micro))
         self._env.timeout(delay).callbacks.append(lambda _: self._go_on(rank, part))
 
+    def died(self, rank: int) -> None:
+        """The bell is rung by those who are left."""
+        self._dead.add(rank)
+        for r in self._rope.one_less():
+            self._rung_s[r] = self._env.now + self._news_s
+
     def _go_on(self, rank: int, part: _Part) -> None:
         """Before the first micro-batch and after each."""
+        if rank in self._dead:
+            return
         now, effect, done, supply = self._env.now, part.effect, len(part.pieces), self._supplies[rank]
         through = supply.is_through(done, part.at_most)
         if through and effect.stop.workers is not None and self._rope.pull(effect.r, effect.stop.workers):

@@ -40,6 +40,7 @@ class Worker:
         "ended",
         "finished_s",
         "idle",
+        "is_dead",
         "me",
         "rank",
         "seq",
@@ -52,7 +53,7 @@ class Worker:
         self.me, self.rank, self.coroutine = me, me.rank, coroutine
         self.seq = 0  # mixes asked for so far: the k-th meets everybody's k-th
         self.taken = 0  # gradients begun
-        self.idle = self.done = self.ended = False
+        self.idle = self.done = self.ended = self.is_dead = False
         self.finished_s = self.asked_s = 0.0
         self.spent_s = 0.0  # of its own, since its method asked last
         self.waits = ""

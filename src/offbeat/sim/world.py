@@ -146,12 +146,41 @@ class World:
         """Call ``look`` every so often while anybody still takes steps; it must change nothing."""
         self.env.timeout(seconds).callbacks.append(lambda _: self._look(seconds, look))
 
+    def at(self, seconds: float, do: Callable[[], None]) -> None:
+        """Call it then, if anybody still takes steps."""
+        self.env.timeout(seconds).callbacks.append(lambda _: do() if self._done < len(self.workers) else None)
+
     def _look(self, seconds: float, look: Callable[[float], None]) -> None:
         if self._done < len(self.workers):
             look(self.env.now)
             self.every(seconds, look)
 
+    def die(self, rank: int) -> None:
+        """The worker ends, at whatever it is; the others go on."""
+        worker = self.workers[rank]
+        if worker.ended:
+            return
+        worker.coroutine.close()
+        worker.ended = worker.is_dead = True
+        worker.waits = ""
+        if not worker.done:
+            worker.done = worker.idle = True
+            worker.finished_s = self.env.now
+            self._done += 1
+            self._retired(rank)
+            for among, crowd in self._crowds.items():
+                if among is None or rank in among:
+                    crowd.done += 1
+        for crowd in self._crowds.values():
+            crowd.idlers = [one for one in crowd.idlers if one[0] is not worker]
+            if crowd.is_through:
+                self._wake_idlers(crowd)
+        self.exchanges.died(rank)
+        self._decides.died(rank)
+
     def _resume(self, worker: Worker, answer: object) -> None:
+        if worker.is_dead:
+            return
         send, answers = worker.coroutine.send, self._answer
         try:
             while True:
@@ -168,7 +197,7 @@ class World:
 
     def _later(self, seconds: float, worker: Worker, answer: Callable[[], object]) -> object:
         event = self.env.timeout(seconds)
-        event.callbacks.append(lambda _: self._resume(worker, answer()))
+        event.callbacks.append(lambda _: None if worker.is_dead else self._resume(worker, answer()))
         return _LATER
 
     # Steps. A worker without data may take step t idly only when some worker of its crowd takes it with data; when all
@@ -206,6 +235,8 @@ class World:
         """Ask once more, in an event of its own."""
 
         def ask(_: object) -> None:
+            if worker.is_dead:
+                return
             turn = self._next(worker, effect)
             if turn is not _LATER:
                 self._resume(worker, turn)
@@ -298,6 +329,8 @@ class World:
         if worker is None:
             return
         assert isinstance(worker, Worker)
+        if worker.is_dead:
+            return
         if not worker.done:
             self.wait_s[worker.rank] += self.env.now - worker.asked_s
             if self.trace.keep_spans:

@@ -34,6 +34,9 @@ class Recorded:
         self._shared: ReplayedShared | None = None
         self._spent = [deque(own.spent) for own in told]
 
+    def died(self, rank: int) -> None:
+        raise AssertionError("a run in which workers die is not recorded")
+
     def channel(
         self, channel: Channel, env: simpy.Environment, network: Network, trace: Trace, nodes: Nodes, seed: int
     ) -> ReplayedChannel:
