@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import time
 import warnings
 from typing import Any
 
@@ -198,8 +199,8 @@ def failing(rank: int) -> None:
     optimizer.finish()
 
 
-def alone(rank: int) -> list[float]:
-    """All but one die, one after the other."""
+def alone(rank: int) -> tuple[tuple[int, ...], list[str], list[str]]:
+    """All but one die, one after the other. Whom the last one finds, what its summary and the status say of them."""
     model = net()
     optimizer = ob.attach(sgd(model), model, ob.self_clocked(), min_workers=1)
     for t in range(60):
@@ -207,8 +208,10 @@ def alone(rank: int) -> list[float]:
             die()
         loss(model, rank, t).backward()
         optimizer.step()
+        time.sleep(0.002)
+    notes = list(optimizer.status().notes)
     optimizer.finish()
-    return flat(model).tolist()
+    return optimizer.members, [said for said in optimizer.summary().sentences if "died" in said], notes
 
 
 SAMPLES, OF_A_BATCH, BEGUN = 480, 4, 16  # a worker begins so many batches with one request
@@ -261,6 +264,10 @@ def test_an_exception_in_the_script_of_one_worker_ends_all(scripts: Any) -> None
 def test_the_last_worker_goes_on_alone(scripts: Any) -> None:
     outcome = scripts[alone][SIZE - 1]
     assert outcome.returned, outcome.stderr[-3000:]
+    members, sentences, notes = outcome.value
+    assert members == (SIZE - 1,)
+    assert [said[:11] for said in sentences] == [f"Rank {rank} died" for rank in range(SIZE - 1)]
+    assert notes == ["The run goes on without ranks 0, 1 and 2."]
 
 
 def test_of_shared_work_only_what_the_dead_one_had_begun_is_left_out(scripts: Any) -> None:

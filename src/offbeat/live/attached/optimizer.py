@@ -137,8 +137,13 @@ class Attached(torch.optim.Optimizer):
 
     @property
     def size(self) -> int:
-        """How many workers there are."""
+        """How many workers there were at the beginning."""
         return self.me.size
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks of those who are left: all of them, unless some have died and the run goes on (``min_workers``)."""
+        return self._run.members
 
     @property
     def is_over(self) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
 
+from offbeat.basics.units import format_seconds
 from offbeat.live.attached.summary import RankSummary, Summary, compared
 from offbeat.live.transport.wait_log import WaitLog
 from offbeat.method.replica import Replica
@@ -108,6 +109,7 @@ class Stats:
         self._begun_s = self._last_s
         self._ended_s: float | None = None  # when there was no more data, from the beginning on
         self.work: list[str] = []  # what became of shared work, in words
+        self.dead: Mapping[int, float] = {}  # those without whom the run goes on, and when that was heard of
 
     def begin(self) -> None:
         """Attached: the loop can begin, on all workers."""
@@ -186,7 +188,7 @@ class Stats:
             texts = torch.zeros(workers, -longest, dtype=torch.int32)
             texts[rank, : len(foreign_)] = torch.tensor(list(foreign_))
             heard = transport.agree_on(texts, dist.ReduceOp.SUM, "the others' times")
-            told = _told([bytes(row).rstrip(b"\0") for row in heard.tolist()])
+            told = _told([text for row in heard.tolist() if (text := bytes(row).rstrip(b"\0"))])
         self._everyone = _Everyone(
             tuple(RankSummary(i, int(row[0]), row[1], row[2], int(row[3]), row[4]) for i, row in enumerate(rows)),
             [row[6:] for row in rows],
@@ -230,6 +232,10 @@ class Stats:
             told = ["The run ended before finish() was through, so the other ranks' times are not known."]
         else:
             told = ["The other ranks' rows, and who was waited for, are known after finish()."]
+        told += [
+            f"Rank {rank} died {format_seconds(at_s - self._begun_s)} after the run had begun, and the others went on."
+            for rank, at_s in self.dead.items()
+        ]
         told += elsewhere
         if optimizer.carriers:
             ways = " and ".join(WAYS[name] for name in optimizer.carriers)

@@ -121,6 +121,7 @@ class Training:
         elsewhere.attached(board.name, self.stats.ledger, flat.tensors)
         share.attached(self.name, self._steps_together)
         self.stats.begin()
+        self.stats.dead = board.dead
         atexit.register(self._at_exit)
 
     def _refuse_what_cannot_go_on(self) -> None:
@@ -153,6 +154,11 @@ class Training:
     def name(self) -> str:
         """Of this run, among those of the process."""
         return self._board.name
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks of those who are in the run: all but the dead, as far as this worker has heard."""
+        return tuple(rank for rank in self._everyone if rank not in self._board.dead)
 
     def _steps_together(self) -> int | None:
         asks = self._driver.asks
@@ -284,6 +290,8 @@ class Training:
             self.stats.work = share.in_words(self.name)  # all have told, and the store is there until all have read
             if self.me.size > 1:
                 self.transport.agree_on(torch.zeros(1), dist.ReduceOp.SUM, "the others to finish")
+        if self._board.dead:
+            self._recorder.cannot("workers died in it")
         self._recorder.end(self.me.rank, self._flat.whole())
         self._release()
         self.endpoints.close()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from offbeat.basics.units import format_ranks
 from offbeat.live.host import protocol as say
 from offbeat.live.host.books import Send
 from offbeat.live.host.ledger import Expression
@@ -137,6 +138,12 @@ class FactsServer(Server):
         if worker not in self._ended:
             self._publish(say.ToldToAll(self.key, worker, "gone", self._what_then(worker), "ended" if ended else ""))
         super().leave(worker, ended)
+
+    @property
+    def notes(self) -> list[str]:
+        """For whoever looks: without whom the run goes on."""
+        ranks = sorted(self.ranks[worker] for worker in self._dead)
+        return [f"The run goes on without {format_ranks(ranks)}."] if ranks else []
 
     def _what_then(self, worker: int) -> str:
         """After its death the others go on, or why they do not."""

@@ -253,6 +253,7 @@ class Onlookers:
             self._memory(channels),
             self._adders.under_way,
             threads(),
+            tuple(note for one in self._servers.values() if isinstance(one, FactsServer) for note in one.notes),
         )
         yield
         self._known = {**plain(status), "workers": workers}
