@@ -27,6 +27,7 @@ from tests.support.at_host import (
     nothing_is_lost_from_the_sum,
     play,
     rounds_are_of_what_lay_in_the_trays,
+    what_the_dead_had_submitted_counts_once,
 )
 
 STEPS = ("sssasss", "ssssss", "sss")
@@ -55,6 +56,10 @@ CASES = {
         Rules(waiting.first, "shared", late=1), STEPS, groups(3, 2), homes=(0, 1, 1, 0, 0, 2), of=2, sharded=True
     ),
     "replicas": Case(Rules(waiting.first, "carry", spares=True), ("s" * 30, "s" * 30, "sss"), paces=(60, 40, 1)),
+    "gradients of the dead": Case(Rules(waiting.first, "carry"), STEPS, dies=0, goes_on=True),
+    "late gradients of the dead": Case(Rules(waiting.first, "carry", late=1), STEPS, dies=0, goes_on=True),
+    "weights of the dead": Case(Rules(waiting.first, "last"), STEPS, groups(3, 2), dies=0, goes_on=True),
+    "pairs with the dead": Case(None, STEPS, dies=0, goes_on=True),
 }
 SEEDS = range(40)
 
@@ -64,6 +69,8 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 def check(one: Play) -> None:
     rules = one.case.rules
     if any(worker.is_dead for worker in one.workers):
+        if one.case.goes_on and rules is not None:
+            what_the_dead_had_submitted_counts_once(one)
         return
     if rules is not None and not rules.of_weights:
         every_gradient_is_applied_once_by_all(one)
@@ -297,6 +304,19 @@ def always(owner: Any, name: str, value: Any) -> Plant:
 
 OVERWRITTEN, STUCK = "something else lies by now", "nobody can go on"
 # What is planted, in which case, and by which words it is found.
+whole_divisor, has_come = Seat.divisor, MeetingServer.has_come
+
+
+def what_the_dead_had_submitted_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    bury = Seat.bury
+
+    def buried(self: Seat) -> Any:
+        self.tray.clear()
+        return bury(self)
+
+    patch.setattr(Seat, "bury", buried)
+
+
 FAULTS: dict[str, tuple[Plant, str, str]] = {
     "answers that are being read are no roots": (roots_without("answers"), "gradients", OVERWRITTEN),
     "answers that wait for sums are no roots": (roots_without("replies"), "gradients", "is told of what does not lie"),
@@ -398,6 +418,43 @@ FAULTS: dict[str, tuple[Plant, str, str]] = {
         a_stage_that_is_kept_though_nobody_read_it,
         "weights through stages",
         "hold",
+    ),
+    "what the dead had submitted is forgotten": (
+        what_the_dead_had_submitted_is_forgotten,
+        "gradients of the dead",
+        "came to|is in a round",
+    ),
+    "the dead answer for ever": (
+        always(Seat, "is_dead", property(lambda s: False, lambda s, v: None)),
+        "weights of the dead",
+        "came to",
+    ),
+    "a mean is of the dead, too": (
+        always(Seat, "divisor", lambda self, members, absent=(): whole_divisor(self, members)),
+        "gradients of the dead",
+        "came to",
+    ),
+    "nobody is told of a death": (
+        always(channel_server.ChannelServer, "bury", BookedServer.bury),
+        "gradients of the dead",
+        STUCK,
+    ),
+    "a dead one is waited for before it has come": (
+        always(
+            MeetingServer, "has_come", lambda self, worker: has_come(self, worker) if worker not in self._dead else None
+        ),
+        "weights of the dead",
+        STUCK,
+    ),
+    "the dead go on being told": (
+        always(books.ClientRecord, "is_dead", property(lambda s: False, lambda s, v: None)),
+        "late gradients of the dead",
+        f"RecursionError|{STUCK}|memory has gone back|not written",
+    ),
+    "the dead have not retired": (
+        always(weights_server.WeightsServer, "bury", BookedServer.bury),
+        "pairs with the dead",
+        f"{STUCK}|{OVERWRITTEN}",
     ),
     "a total is divided twice": (a_total_that_is_divided_twice, "last weights", "came to"),
     "an order to the adders is lost": (an_order_that_is_lost, "gradients", STUCK),

@@ -266,7 +266,7 @@ def test_the_last_worker_goes_on_alone(scripts: Any) -> None:
     assert outcome.returned, outcome.stderr[-3000:]
     members, sentences, notes = outcome.value
     assert members == (SIZE - 1,)
-    assert [said[:11] for said in sentences] == [f"Rank {rank} died" for rank in range(SIZE - 1)]
+    assert sorted(said[:11] for said in sentences) == [f"Rank {rank} died" for rank in range(SIZE - 1)]
     assert notes == ["The run goes on without ranks 0, 1 and 2."]
 
 
