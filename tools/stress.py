@@ -2,9 +2,9 @@
 
 A run is drawn from a number, its seed: the method and its settings, two to six workers on one host or as if on two,
 uneven data, late steps, busy loops beside, and what happens to it. Where nothing happens, or processes are only stopped
-for a while, it ends with equal replicas. Where one is killed, the others say who it was; then it is run again. After
-each no process is left, no socket, no file. ``--seed`` draws a run again; what happens in it is timed as before, but
-not to the instant.
+for a while, it ends with equal replicas. Where one is killed, the others go on, or say who it was; then it is run
+again. After each no process is left, no socket, no file. ``--seed`` draws a run again; what happens in it is timed as
+before, but not to the instant.
 
     python tools/stress.py --minutes 10
     python tools/stress.py --seed 1234
@@ -33,7 +33,7 @@ from tests.support import forge
 from tests.support.busy import busy
 from tests.support.forge import Job, Outcome
 from tests.support.leftovers import left, left_of
-from tests.support.stressed import PATIENCE_S, Plan, drawn, heard, train
+from tests.support.stressed import GO_ON, PATIENCE_S, Plan, drawn, heard, train
 
 NOTHING = "nothing happens"
 HANGS_S, LATE_S = 3 * PATIENCE_S, PATIENCE_S + 30.0
@@ -91,6 +91,8 @@ def judged(plan: Plan, outcomes: list[Outcome], struck: bool) -> str:
             raise Broken(f"rank {rank} hung: {outcome.stderr[-3000:]}")
         if outcome.exit_code == 0 and not outcome.returned:
             raise Broken(f"rank {rank} ended with 0 and without a result")
+        if outcome.exit_code and plan.fate == GO_ON and rank != plan.victim:
+            raise Broken(told)
         if outcome.exit_code and not killed:
             raise Broken(told)
         if outcome.exit_code == -signal.SIGKILL and (plan.fate == "all are killed" or rank == plan.victim):
