@@ -262,7 +262,8 @@ def own_loop(rank: int, case: Case) -> Outcome:
         optimizer.finish()
     wall_s = together() - begun
     seen = torch.stack(losses).tolist()
-    return Outcome(evaluate(LARGE, device, trained)["loss"], left(seen), case.steps * case.workers, wall_s)
+    held_out = evaluate(LARGE, device, trained)["loss"] if rank == 0 else math.nan  # all have the same weights
+    return Outcome(held_out, left(seen), case.steps * case.workers, wall_s)
 
 
 def alone(report: Report, chosen: argparse.Namespace) -> None:
