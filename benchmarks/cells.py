@@ -74,8 +74,8 @@ RIVALS = {
     "DaSGD 8/4 correct": ob.dasgd(8, 4, merge="correct"),
     "AD-PSGD": ob.ad_psgd(),
     "SGP": ob.sgp(),
-    "eager 1/2": ob.eager(wait=0.5, sync="bounded", staleness=20),
-    "eager 1/2 late": ob.eager(wait=0.5, sync="bounded", staleness=20, late=1),
+    "eager 1/2": ob.eager(wait=0.5, sync="bounded", staleness=20, grace=0),
+    "eager 1/2 late": ob.eager(wait=0.5, sync="bounded", staleness=20, late=1, grace=0),
     "WAGMA 1/8 pairs correct": ob.wagma(wait=0.125, group=2, merge="correct", sync="bounded", staleness=20),
     "Ringmaster": ob.ringmaster(),
     "Decoupled": ob.decoupled(),
@@ -104,7 +104,7 @@ SETTINGS = {  # squares beyond the number of workers count as so many
     "self-clocked outer momentum": ob.self_clocked(outer_momentum=0.4, codec=None),
 }
 GRACE = {
-    "eager 1/2, grace": ob.eager(wait=0.5, sync="bounded", staleness=20, grace="auto"),
+    "eager 1/2, grace": ob.eager(wait=0.5, sync="bounded", staleness=20),
     "WAGMA 1/8 pairs correct, grace": ob.wagma(
         wait=0.125, group=2, merge="correct", sync="bounded", staleness=20, grace="auto"
     ),

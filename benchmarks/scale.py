@@ -54,11 +54,11 @@ RIVALS = {
     "D-PSGD ring": ob.dpsgd(),
     "SGP": ob.sgp(),
     "AD-PSGD": ob.ad_psgd(),
-    "eager solo (paper)": ob.eager(wait="first", catch_up="every_step", apply="latest"),
-    "eager majority (paper)": ob.eager(wait="majority", catch_up="every_step", apply="latest"),
+    "eager solo (paper)": ob.eager(wait="first", catch_up="every_step", apply="latest", grace=0),
+    "eager majority (paper)": ob.eager(wait="majority", catch_up="every_step", apply="latest", grace=0),
     "WAGMA (paper)": ob.wagma(catch_up="every_step"),
 }
-_eager = partial(ob.eager, sync="bounded", staleness=20)
+_eager = partial(ob.eager, sync="bounded", staleness=20, grace=0)
 _wagma = partial(ob.wagma, sync="bounded", staleness=20)
 OURS = {
     "eager 1/2": _eager(wait=0.5),

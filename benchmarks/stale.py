@@ -64,7 +64,7 @@ def run(case: Case) -> Outcome:
     if case.optimiser == "AdamW":
         task = replace(task, optimizer=partial(torch.optim.AdamW, lr=case.rate, fused=True))
     done = ob.simulate(
-        ob.eager(case.wait, stale=case.stale, sync="bounded", staleness=20),
+        ob.eager(case.wait, stale=case.stale, sync="bounded", staleness=20, grace=0),
         task,
         case.workers,
         seconds=UNITS,

@@ -48,7 +48,7 @@ def test_the_demo_compares_ddp_with_the_five_papers_and_leaves_a_report(tmp_path
         *["self_clocked"] * 2,
     ]
     assert all(run["workers"] == 2 and run["mode"] == "live" and run["wire_bytes"] > 0 for run in runs)
-    settings = "momentum 0.8; eager wait=0.5, wagma merge=correct, nonblocking scale_lr=True."
+    settings = "momentum 0.8; eager wait=0.5 grace=0.0, wagma merge=correct, nonblocking scale_lr=True."
     assert settings in " ".join(done.stdout.split())
     assert "Injected: one worker, another one each step, is slow, by 100 ms" in " ".join(done.stdout.split())
     assert "wrote runs/demo/report.html" in done.stderr

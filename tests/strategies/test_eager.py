@@ -109,7 +109,7 @@ def test_replicas_that_apply_every_result_are_equal_in_the_end(
 
 
 def test_replicas_that_apply_only_the_latest_result_drift_and_never_apply_one_twice() -> None:
-    run, seen = watch(ob.eager(apply="latest"), 3, steps=6, compute_s=rotating)
+    run, seen = watch(ob.eager(apply="latest", grace=0), 3, steps=6, compute_s=rotating)
     assert not equal_rows(seen.last.values())
     for rank in range(3):
         versions = [got.version for got in seen.got[rank]]
@@ -141,10 +141,11 @@ def test_workers_begin_with_the_same_weights_after_a_full_round(catch_up: Any) -
 
 
 @pytest.mark.parametrize(("catch_up", "late"), [("current", 0), ("every_step", 0), ("every_step", 1)])
-def test_someone_is_fresh_in_every_round_that_is_not_full(catch_up: Any, late: Any) -> None:
+def test_without_a_window_whoever_starts_a_round_that_is_not_full_is_fresh_in_it(catch_up: Any, late: Any) -> None:
     for seed in range(40):
         run, _ = watch(
-            ob.eager("first", 5, catch_up=catch_up, late=late, sync="barrier"), 5, steps=7, compute_s=heavy(seed),
+            ob.eager("first", 5, catch_up=catch_up, late=late, sync="barrier", grace=0), 5, steps=7,
+            compute_s=heavy(seed),
             network=ob.Network(latency_s=0.01),
         )  # fmt: skip
         for r in run.trace.rounds:
@@ -181,7 +182,7 @@ def test_leftovers_beside_a_new_gradient_do_not_make_it_stale() -> None:
 @both_ways
 def test_the_drawn_initiator_starts_its_round_and_is_fresh_in_it(catch_up: Any) -> None:
     workers, seed, seen = 5, 11, set()
-    strategy = ob.eager("majority", None, catch_up=catch_up)
+    strategy = ob.eager("majority", None, catch_up=catch_up, grace=0)
     run = ob.simulate(strategy, None, workers, seconds=20.0, seed=seed, compute_s=heavy(4), parameters=1)
     last_s = min(run.finished_s)
     for r in run.trace.rounds:
@@ -196,7 +197,12 @@ def test_a_majority_is_one_only_on_average() -> None:
     # After each full round all begin together, so the arrivals of the even rounds are independent.
     workers = 9
     run = ob.simulate(
-        ob.eager("majority", sync_every=2), None, workers, 1500, compute_s=ob.delays.uniform(1.0, 2.0), parameters=1
+        ob.eager("majority", sync_every=2, grace=0),
+        None,
+        workers,
+        1500,
+        compute_s=ob.delays.uniform(1.0, 2.0),
+        parameters=1,
     )
     fresh = [len(r.fresh) for r in run.trace.rounds if r.version % 2 == 0 and r.started_by >= 0]
     mean = sum(fresh) / len(fresh)

@@ -32,7 +32,7 @@ def test_with_all_workers_it_is_allreduce_bit_for_bit_whoever_is_late(
 @pytest.mark.parametrize("m", ["75%", 0.5, 2, "3 workers"])
 def test_its_rounds_are_those_of_eager_with_that_quorum_where_what_is_late_is_dropped(m: Any) -> None:
     named, plain = (
-        ob.simulate(s, TASK, 6, 20, compute_s=heavy(2)) for s in (ob.msync(m), ob.eager(m, None, stale="drop"))
+        ob.simulate(s, TASK, 6, 20, compute_s=heavy(2)) for s in (ob.msync(m), ob.eager(m, None, stale="drop", grace=0))
     )
     assert named.lost == plain.lost != ()
     assert [r.fresh for r in named.trace.rounds] == [r.fresh for r in plain.trace.rounds]

@@ -68,7 +68,7 @@ def test_with_nobody_late_it_is_allreduce_bit_for_bit(workers: int, steps: int, 
 def test_where_only_fresh_gradients_count_it_is_eager_that_drops_the_others(workers: int, seed: int) -> None:
     """If rounds take no time. Else eager lets a late worker go on while the newest weights are on their way to it."""
     how: dict[str, Any] = {"workers": workers, "steps": 7, "compute_s": heavy(seed), "network": AT_ONCE}
-    twin = ob.simulate(ob.eager("first", sync_every=None, stale="drop"), TASK, **how)
+    twin = ob.simulate(ob.eager("first", sync_every=None, stale="drop", grace=0), TASK, **how)
     run = ob.simulate(ob.ringmaster(1), TASK, **how)
     assert torch.equal(run.weights, twin.weights)
     assert run.lost == twin.lost

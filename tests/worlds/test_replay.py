@@ -23,12 +23,13 @@ from offbeat.tensors.vector import Vec
 
 STRATEGIES = (
     ob.eager(),
+    ob.eager(grace=0),
     ob.eager("majority", sync_every=5),
     ob.eager(0.5, sync="bounded", staleness=3),
-    ob.eager(late=1),
-    ob.eager(stale="drop"),
+    ob.eager(late=1, grace=0),
+    ob.eager(stale="drop", grace=0),
     ob.eager(apply="latest"),
-    ob.eager(catch_up="every_step"),
+    ob.eager(catch_up="every_step", grace=0),
     ob.eager(codec=ob.codec.qsgd(8)),
     ob.eager(per_node=2),
     ob.msync(0.5),

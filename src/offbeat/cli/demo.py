@@ -30,7 +30,7 @@ from offbeat.strategies import named
 METHODS: tuple[str, ...] = (
     "adaptive",
     "dasgd",
-    "eager:wait=0.5",
+    "eager:wait=0.5,grace=0",
     "wagma:merge=correct",
     "nonblocking:scale_lr=true",
     "self_clocked",

@@ -1,11 +1,11 @@
 """How long a round that may start waits for those who are about to come: the grace window.
 
-A round that has begun when the one before it started, and for which ``a`` have arrived after ``t`` seconds, brings a/t
-contributions a second that are in time. It is worth waiting for one more until the time s if (a + 1)/s is more than
-that; and where results are late, so that nobody waits for them yet, until the first of those who are there comes
-again. When another one comes is not known, but when it came the last times is. So nobody is waited for of whom nothing
-is known or whose work is too old to be in time, nobody longer than it usually takes and a tenth more, and nobody for
-longer than would pay if all the others came at that moment.
+A round that has begun when the one before it started, and in which the a-th has come after t seconds, brings a/t
+contributions a second that are in time. It is worth waiting for one more until (a + 1)/s is no more than that, so until
+s = t (a + 1)/a; and where results are late, so that nobody waits for them yet, until the first of those who are there
+comes again. When another one comes is not known, but when it came the last times is. So nobody is waited for who
+usually comes later than that, of whom nothing is known, or whose work is too old to be in time; nobody longer than half
+as long again as it usually takes, and nobody for longer than would pay if all the others came at that moment.
 
 Times are given, in seconds of any clock: the simulator's, or the first host process's.
 """
@@ -19,7 +19,7 @@ from typing import Literal
 Window = float | Literal["auto"]
 
 REMEMBERED = 5  # times between two arrivals of a worker, of which the middle one is what it usually takes
-MORE = 1.1  # of that, until it is given up
+MORE = 1.5  # of that, until it is given up where waiting would pay for longer
 
 
 def checked_window(grace: Window) -> Window:
@@ -32,18 +32,25 @@ def checked_window(grace: Window) -> Window:
 
 
 def worth_waiting_until_s(
-    now_s: float, begun_s: float, arrived: int, expected_s: Iterable[float], free_s: float = 0.0
+    now_s: float,
+    begun_s: float,
+    came_s: Iterable[float],
+    others_s: Iterable[tuple[float, float]],
+    free_s: float = 0.0,
 ) -> float:
-    """Until when to wait so that as many as possible arrive in a second; ``expected_s``: when each other one comes.
+    """Until when to wait so that as many as possible arrive in a second.
 
-    ``free_s``: until when nobody minds.
+    ``came_s``: when those came who are there; ``others_s``: when each other one usually comes, and when it is given
+    up. ``free_s``: until when nobody minds.
     """
+    took_s = [max(s - begun_s, 0.0) for s in sorted(came_s)]
+    # What each of them would take if they had come as evenly as the best of them.
+    each_s = min((s / k for k, s in enumerate(took_s, 1)), default=0.0)
     until_s = now_s
-    best = arrived / (now_s - begun_s) if now_s > begun_s else float("inf")
-    for more, comes_s in enumerate(sorted(s for s in expected_s if s > now_s), 1):
-        in_a_second = (arrived + more) / (comes_s - begun_s)
-        if comes_s <= free_s or in_a_second > best:
-            best, until_s = max(best, in_a_second), comes_s
+    for count, (usual_s, last_s) in enumerate(sorted(o for o in others_s if o[1] > now_s), len(took_s) + 1):
+        pays_s = max(free_s, begun_s + count * each_s)
+        if max(usual_s, now_s) < pays_s:
+            until_s = max(until_s, min(last_s, pays_s))
     return until_s
 
 
@@ -81,11 +88,16 @@ class Grace:
             return self._quorum_s + self._window
         if self._begun_s is None:
             return now_s
-        expected = [s for rank in missing if (s := self._expected_s(rank, MORE)) is not None]
-        again = [s for rank in arrived if (s := self._expected_s(rank)) is not None]
+        others = [times for rank in missing if (times := self._expected_s(rank)) is not None]
+        again = [times[0] for rank in arrived if (times := self._expected_s(rank)) is not None]
         free_s = min(again) if self._late and len(again) == len(arrived) else now_s
-        return worth_waiting_until_s(now_s, self._begun_s, len(arrived), expected, free_s)
+        came = [s for rank in arrived if (s := self._came_s[rank]) is not None]
+        return worth_waiting_until_s(now_s, self._begun_s, came, others, free_s)
 
-    def _expected_s(self, rank: int, times: float = 1.0) -> float | None:
+    def _expected_s(self, rank: int) -> tuple[float, float] | None:
+        """When it usually comes again, and when it is given up."""
         came_s, between = self._came_s[rank], sorted(self._between_s[rank])
-        return None if came_s is None or not between else came_s + times * between[len(between) // 2]
+        if came_s is None or not between:
+            return None
+        usual_s = between[len(between) // 2]
+        return came_s + usual_s, came_s + MORE * usual_s

@@ -51,7 +51,7 @@ def eager(
     sync: Sync | None = None,
     staleness: int | None = None,
     late: int = 0,
-    grace: Window = 0.0,
+    grace: Window = "auto",
     per_node: int = 1,
     codec: Codec | str | None = None,
 ) -> Body:
@@ -71,11 +71,11 @@ def eager(
     ``sync="bounded"`` replaces full rounds by a bound: no gradient older than ``staleness`` rounds is ever applied
     (default: ``sync_every``). ``late=1`` hides the round behind the next step's computation, and implies
     ``sync="bounded"`` unless ``sync="barrier"`` is asked for: nothing hides a round that waits for all.
-    ``grace="auto"``: a round that may start waits for those who are about to come, as long as that makes more gradients
-    a second fresh; a number: so many seconds, or until all are there. ``per_node=8``: eight consecutive ranks average
-    their gradients in step, over the fast links inside a machine, and count as one worker outside; the ``codec`` is for
-    what travels between nodes. What it loses is lost: sent later, it would be a gradient of other weights. So it must
-    be one that sends every number.
+    ``grace``: a round that may start waits for those who are about to come, as long as that makes more gradients a
+    second fresh (``"auto"``), or so many seconds, or until all are there; with 0 for nobody, as in the paper.
+    ``per_node=8``: eight consecutive ranks average their gradients in step, over the fast links inside a machine, and
+    count as one worker outside; the ``codec`` is for what travels between nodes. What it loses is lost: sent later, it
+    would be a gradient of other weights. So it must be one that sends every number.
 
     *When it helps*: a different worker is late each step. With ``catch_up="current"`` also when always the same one is.
     *When it hurts*: ``first`` among many workers: almost nothing in a round is fresh, and a large learning rate
@@ -85,9 +85,10 @@ def eager(
     *Suggested settings*: ``wait=0.5, sync="bounded", staleness=20`` at scale, and ``stale="fade"`` where another worker
     is late each step, but hardly ever ``"drop"`` (docs/choosing.md); under heavy-tailed step times
     ``wait=0.25`` and ``stale="fade"`` with it, which bears twice the learning rate. Not with momentum 0.9 and much
-    lateness. The paper's own behaviour is ``catch_up="every_step"``.
+    lateness. The paper's own behaviour is ``catch_up="every_step", grace=0``.
     *Departures*: late results are applied in order, each once (``apply="queue"``), so replicas stay equal and need no
-    copying between them; ``apply="latest"`` is the paper's. Global rounds, hard quorums and the bound are ours.
+    copying between them; ``apply="latest"`` is the paper's. Global rounds, hard quorums, the bound and the window are
+    ours.
 
     Example: ``ob.eager(wait="50%", sync="bounded", staleness=20)``
     """

@@ -83,7 +83,7 @@ def wagma(
     ``sync="bounded"`` replaces the full rounds by a bound: nothing older than ``staleness`` rounds is ever averaged in
     (default: ``tau``). ``late=1`` hides a round behind the next step's computation; it implies ``merge="correct"``, and
     ``sync="bounded"`` unless ``sync="barrier"`` is asked for: nothing hides a round that waits for all.
-    ``grace``: how long a round that may start waits for others, as in ``eager``.
+    ``grace``: how long a round that may start waits for others, as in ``eager``, but by default for nobody.
     ``per_node=8``: eight consecutive ranks average their gradients in step, over the fast links inside a machine, and
     are one of the P workers to the groups; the ``codec`` is for what travels between nodes, and what it loses is given
     to the next round. ``moments=10``: after every tenth round the inner optimiser's moments, such as Adam's, are
