@@ -46,7 +46,7 @@ class _Block:
     lost: dict[int, Vec | None] = field(default_factory=dict)
     starts: dict[int, tuple[float, float, Callable[[], Vec] | None]] = field(default_factory=dict)
     pending: dict[int, Pending] = field(default_factory=dict)
-    begin: Callable[[], None] = lambda: None  # when all are there
+    asked: tuple[Replica, int, Mix | GradMix] | None = None  # by the last of them: of this exchange
 
     @property
     def there(self) -> tuple[int, ...]:
@@ -103,7 +103,7 @@ class Exchanges:
             block = self._block(seq, ranks)
             block.x[rank] = x.clone() if begun and x is effect.x else x
             block.lost[rank], block.pending[rank] = effect.lost, pending
-            block.begin = lambda: self._average(me, seq, block, effect)
+            block.asked = me, seq, effect
             self._begin_if_all_are_there(block)
         else:
             self._gossip(me, seq, effect, x if x is not effect.x else x.clone(), pending)
@@ -127,13 +127,19 @@ class Exchanges:
         block = self._block(seq, ranks)
         block.pending[me.rank] = pending
         block.starts[me.rank] = (start_s, compute_s, gradient)
-        block.begin = lambda: self._overlap(me, seq, block, effect.codec, effect.gathers)
+        block.asked = me, seq, effect
         self._begin_if_all_are_there(block)
         return pending
 
     def _begin_if_all_are_there(self, block: _Block) -> None:
-        if len(block.pending) == len(block.ranks) or self._dead.issuperset(set(block.ranks) - block.pending.keys()):
-            block.begin()
+        if len(block.pending) < len(block.ranks) and set(block.ranks) - block.pending.keys() - self._dead:
+            return
+        assert block.asked is not None
+        me, seq, effect = block.asked
+        if isinstance(effect, Mix):
+            self._average(me, seq, block, effect)
+        else:
+            self._overlap(me, seq, block, effect.codec, effect.gathers)
 
     def died(self, rank: int) -> None:
         """What it has posted counts; a gradient that it was still computing does not."""
