@@ -18,6 +18,7 @@ import json
 import os
 import secrets
 import selectors
+import signal
 import socket
 import struct
 import sys
@@ -630,6 +631,7 @@ def _gpu(uuid: str, kinds: Any) -> torch.device:
 
 def serve(listener: socket.socket, token: str) -> None:
     """Be the host process, in a process that has torch."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a scheduler's notice to all processes: it ends with its last worker
     torch.set_num_threads(threads())
     torch.set_grad_enabled(False)
     sys.setswitchinterval(SWITCH_S)

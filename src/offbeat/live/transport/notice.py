@@ -43,6 +43,7 @@ class _Here:
         self.runs: dict[str, Callable[[], None]] = {}  # a run that goes on without this worker → how it is left
         self.rank = 0
         self.came = False  # the notice, and was not obeyed yet
+        self.masks: list[set[int]] = []  # of signals, while the process forks
 
 
 _here = _Here()
@@ -130,12 +131,25 @@ def _is_ours() -> bool:
     return signal.getsignal(signal.SIGTERM) is _hear
 
 
+# A child has no run, and whoever ends it by SIGTERM is to succeed: also before the child can put the handler away.
+
+
+def _before_fork() -> None:
+    if _is_ours():
+        _here.masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}))
+
+
 def _after_fork() -> None:
-    """A child has no run, and whoever ends it by SIGTERM is to succeed."""
+    if _here.masks:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _here.masks.pop())
+
+
+def _after_fork_in_child() -> None:
     _here.runs.clear()
     _here.came = False
     if _is_ours():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _after_fork()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
