@@ -338,6 +338,29 @@ def in_the_last_moment(rank: int) -> None:
     note("goes on")
 
 
+def failing_after_it(rank: int, in_with: bool) -> list[float]:
+    """A loader's child, ended by the same notice, lets the loop fail."""
+    model = net()
+    optimizer = ob.attach(sgd(model), model, ob.eager(), min_workers=1)
+
+    def train() -> None:
+        for t in range(STEPS):
+            if rank == WHO and t == LAST:
+                notice()
+                raise RuntimeError("a child was killed")
+            optimizer.zero_grad()
+            loss(model, rank, t).backward()
+            optimizer.step()
+
+    if in_with:
+        with optimizer:
+            train()
+    else:
+        train()
+        optimizer.finish()
+    return flat(model).tolist()
+
+
 # What is refused.
 
 
@@ -368,6 +391,8 @@ SCRIPTS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "handlers": (handlers, ()),
     "twice": (twice, ()),
     "in the last moment": (in_the_last_moment, ()),
+    "failing after it, in a with block": (failing_after_it, (True,)),
+    "failing after it": (failing_after_it, (False,)),
     "refused": (refused, ()),
 }
 
@@ -423,6 +448,14 @@ def test_a_notice_in_the_last_moment_of_a_run_is_not_lost(scripts: Any) -> None:
     for rank, outcome in enumerate(scripts["in the last moment"]):
         assert (outcome.exit_code, outcome.noted) == (0, [] if rank == WHO else ["goes on"])
     assert scripts["in the last moment"][WHO].error == f"offbeat: rank {WHO} ends after SIGTERM; its run was over"
+
+
+def test_an_error_after_sigterm_ends_no_other(scripts: Any) -> None:
+    for name, code in (("failing after it, in a with block", 0), ("failing after it", -signal.SIGTERM)):
+        assert scripts[name][WHO].exit_code == code
+        others = forge.values([outcome for rank, outcome in enumerate(scripts[name]) if rank != WHO])
+        assert others[0] == others[1] == others[2]
+    assert scripts["failing after it, in a with block"][WHO].stderr.splitlines() == [LINE]
 
 
 def test_what_cannot_be_is_refused_in_a_sentence(scripts: Any) -> None:

@@ -23,7 +23,7 @@ from offbeat.live.attached.optimizer import Attached
 from offbeat.live.attached.recorder import NoRecorder, Recorder
 from offbeat.live.attached.stats import Log
 from offbeat.live.attached.training import Training
-from offbeat.live.transport import ending, processes
+from offbeat.live.transport import ending, notice, processes
 from offbeat.live.transport.errors import ConfigMismatch, OffbeatError, PeerFailed
 from offbeat.live.transport.meeting import meet
 from offbeat.live.worker.board import Board
@@ -159,6 +159,7 @@ def _check_on_error(on_error: str, least: int, size: int) -> None:
         )
 
 
+@notice.heeding  # with another run under way
 def attach(
     optimizer: torch.optim.Optimizer,
     model: nn.Module,

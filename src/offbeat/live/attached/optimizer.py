@@ -91,6 +91,7 @@ class Attached(torch.optim.Optimizer):
     def register_step_post_hook(self, hook: Any) -> Any:
         return self.inner.register_step_post_hook(hook)
 
+    @notice.heeding
     def state_dict(self) -> dict[str, Any]:
         """The inner optimiser's state and, under "offbeat", the method's. Local: nothing is communicated.
 
@@ -99,6 +100,7 @@ class Attached(torch.optim.Optimizer):
         """
         return {**self.inner.state_dict(), "offbeat": self._run.saved()}
 
+    @notice.heeding
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up a run where ``state_dict`` left it.
 
@@ -267,6 +269,7 @@ class Attached(torch.optim.Optimizer):
     def __enter__(self) -> Attached:
         return self
 
+    @notice.heeding
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -317,7 +317,9 @@ class Training:
         """
         if self.is_over:
             return
-        if self._on_error == "leave" and not self._board.has_failed:
+        if notice.has_come():  # what it has failed of may follow: the children of this process may have got it, too
+            self._leave(notice.LEFT_AFTER)
+        elif self._on_error == "leave" and not self._board.has_failed:
             self._leave(f"failed: {message}")
         else:
             self._abandon(message)

@@ -67,6 +67,11 @@ def forget(run: str) -> None:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def has_come() -> bool:
+    """The notice, in a process that has a run to leave."""
+    return _here.came
+
+
 def look() -> None:
     """Raise if the notice has come."""
     if _here.came:
