@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 import offbeat as ob
 from offbeat.live.attached.recorder import Recorder
+from offbeat.live.transport import notice as notices
 from tests.support import forge
 from tests.support.forge import Job, attempt, hear, note
 from tests.support.long import LONG
@@ -240,6 +241,36 @@ def all_in_finish(rank: int) -> None:
     optimizer.finish()
 
 
+def all_one_after_the_other(rank: int) -> None:
+    """Rank 3 hears that too few are left before its own notice comes."""
+    notices.SOON_S = 60.0
+    model = net()
+    optimizer = ob.attach(sgd(model), model, ob.allreduce(), min_workers=3)
+    everyone = pids()
+    if rank == 0:
+        until_waiting(optimizer, {1, 2, 3})
+        for pid in everyone[1:3]:
+            notice(pid)
+        while {one.rank for one in optimizer.status().workers if one.state != "ended"} != {0, 3}:
+            pass
+        notice(everyone[3])
+        notice(everyone[0])
+    loss(model, rank, 0).backward()
+    optimizer.step()
+
+
+def failing_meanwhile(rank: int) -> None:
+    """The notice has come, and the line has gone before anybody looked."""
+    notices.heed("a run", WHO, lambda: note("left"))
+
+    @notices.heeding
+    def call() -> None:
+        notice()
+        raise ob.PeerFailed("the host process has ended")
+
+    call()
+
+
 def until_waiting(optimizer: ob.Attached, ranks: set[int]) -> None:
     while not ranks <= {one.rank for one in optimizer.status().workers if one.state == "waits"}:
         pass
@@ -386,6 +417,8 @@ SCRIPTS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         for method, least in (("allreduce", 3), ("eager", 2), ("ad_psgd", 1))
     },
     "all in finish": (all_in_finish, ()),
+    "all one after the other": (all_one_after_the_other, ()),
+    "failing meanwhile": (failing_meanwhile, ()),
     **{f"waiting: {method}": (waiting, (method,)) for method in ("allreduce", "dpsgd")},
     "own handler": (own_handler, ()),
     "handlers": (handlers, ()),
@@ -456,6 +489,8 @@ def test_an_error_after_sigterm_ends_no_other(scripts: Any) -> None:
         others = forge.values([outcome for rank, outcome in enumerate(scripts[name]) if rank != WHO])
         assert others[0] == others[1] == others[2]
     assert scripts["failing after it, in a with block"][WHO].stderr.splitlines() == [LINE]
+    for outcome in scripts["failing meanwhile"]:
+        assert (outcome.exit_code, outcome.noted, outcome.error) == (0, ["left"], LINE)
 
 
 def test_what_cannot_be_is_refused_in_a_sentence(scripts: Any) -> None:
