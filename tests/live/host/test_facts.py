@@ -34,7 +34,7 @@ class Hosts:
         for name in names:
             if name != str(host):
                 others.opened(name)
-        server = FactsServer(KEY, {"run": "run"}, others, lambda key, worker: "is busy")
+        server = FactsServer(KEY, {"run": "run"}, others, lambda key, worker: "is busy", lambda run, rank: None)
         server.open(say.OpenChannel(KEY, host, {}, 0, False, False, 0), self.heard[host].append)
         return server
 
@@ -80,3 +80,28 @@ def test_facts_have_one_order_for_all() -> None:
         hosts.deliver(0, host)
     told = [[one.name for one in heard] for heard in hosts.heard]
     assert told == [["one", "two"], ["two"], ["one"]], "each hears what the others have posted"
+
+
+def test_who_leaves_is_answered_when_it_has_been_heard_and_then_all_go_on_without_it() -> None:
+    heard: list[list[Any]] = [[], [], []]
+    buried = list[tuple[str, int]]()
+    plan = {"run": "run", "root": "run", "ranks": [0, 1, 2], "min_workers": 2}
+    others = Counterparts(KEY, [], 3, "here", lambda *_: None)
+    server = FactsServer(KEY, plan, others, lambda key, worker: "is busy", lambda run, rank: buried.append((run, rank)))
+    for worker in range(3):
+        server.open(say.OpenChannel(KEY, worker, {}, 0, False, False, 0), heard[worker].append)
+        server.hear(worker, say.Post(KEY, f"{say.ATTACHED}/{worker}", "1"))
+    server.hear(1, say.Leave(KEY, "has left"))
+    server.leave(1)
+    assert buried == [("run", 1)]
+    for one in heard:
+        assert [message for message in one if not isinstance(message, say.Fact)] == [
+            say.Gone(KEY, 1, ended=False, goes_on=True, why="", said="has left")
+        ]
+    server.hear(2, say.Leave(KEY, "has left"))
+    assert (heard[0][-1].goes_on, heard[0][-1].why) == (False, "1 would be left, and min_workers is 2")
+
+
+def test_nobody_leaves_a_run_that_needs_all() -> None:
+    with pytest.raises(ValueError, match="do not know what to do with Leave"):
+        Hosts().servers[0].hear(0, say.Leave(KEY, "has left"))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch.distributed.device_mesh import DeviceMesh
 
 from offbeat.live.attached.recorder import NoRecorder
 from offbeat.live.attached.stats import Log
+
+OnError = Literal["stop", "leave"]
 
 
 @dataclass(frozen=True)
@@ -23,11 +26,12 @@ class Arguments:
     recorder: NoRecorder = field(default_factory=NoRecorder)
     mesh: DeviceMesh | None = None
     min_workers: int = 0
+    on_error: OnError = "stop"
 
     @property
     def must_be_equal(self) -> dict[str, object]:
         """Those that all ranks must have alike."""
-        return {name: getattr(self, name) for name in ("accumulate", "seed", "steps", "min_workers")}
+        return {name: getattr(self, name) for name in ("accumulate", "seed", "steps", "min_workers", "on_error")}
 
     @property
     def unknown_to_a_task(self) -> dict[str, object]:

@@ -18,12 +18,12 @@ from torch.distributed.rendezvous import rendezvous
 from offbeat.basics.checks import whole
 from offbeat.basics.units import format_ranks
 from offbeat.live.attached import refusals as checks
-from offbeat.live.attached.arguments import Arguments
+from offbeat.live.attached.arguments import Arguments, OnError
 from offbeat.live.attached.optimizer import Attached
 from offbeat.live.attached.recorder import NoRecorder, Recorder
 from offbeat.live.attached.stats import Log
 from offbeat.live.attached.training import Training
-from offbeat.live.transport import ending, processes
+from offbeat.live.transport import ending, notice, processes
 from offbeat.live.transport.errors import ConfigMismatch, OffbeatError, PeerFailed
 from offbeat.live.transport.meeting import meet
 from offbeat.live.worker.board import Board
@@ -149,6 +149,17 @@ def _least(wanted: int | None, size: int) -> int:
     return wanted if wanted < size else 0
 
 
+def _check_on_error(on_error: str, least: int, size: int) -> None:
+    if on_error not in ("stop", "leave"):
+        raise ValueError(f'attach: on_error is {on_error!r}; use "stop" or "leave"')
+    if on_error == "leave" and not least and size > 1:
+        raise ValueError(
+            f'attach: on_error="leave" lets the others go on, and this run needs all its {size} workers; say with how '
+            "many it may go on: min_workers=1"
+        )
+
+
+@notice.heeding  # with another run under way
 def attach(
     optimizer: torch.optim.Optimizer,
     model: nn.Module,
@@ -163,6 +174,7 @@ def attach(
     record: str | Path | Recorder | None = None,
     mesh: DeviceMesh | None = None,
     min_workers: int | None = None,
+    on_error: OnError = "stop",
     strategy: Method | str | None = None,
 ) -> Attached:
     """Let ``method`` decide what each ``optimizer.step()`` exchanges. Every rank must call it.
@@ -178,7 +190,8 @@ def attach(
     are those of a ``Task``. ``mesh``: the ranks over which ``fully_shard`` has spread the model, which are one worker;
     without it they are found from the parameters. ``min_workers``: a worker whose process dies is left behind, and the
     others go on as long as so many are left; without it any death ends the run. Under ``offbeat launch`` it is 1
-    where nothing is said. (``strategy`` is an earlier name of ``method``.)
+    where nothing is said. ``on_error``: an exception that ends the script of one worker ends the run for all
+    (``"stop"``), or is a death, and the others go on (``"leave"``). (``strategy`` is an earlier name of ``method``.)
     """
     if isinstance(optimizer, Attached):
         raise ValueError(f"this optimizer is attached already, with {optimizer.method}; attach the inner one only once")
@@ -187,12 +200,13 @@ def attach(
     whole("attach: accumulate", accumulate, 1)
     _join(patience_s)
     least = _least(min_workers, dist.get_world_size())
+    _check_on_error(on_error, least, dist.get_world_size())
     _warn_of_first_gpu(model)
     store = dist.distributed_c10d._get_default_store()
     name = f"offbeat/{next(_number)}"
     board = Board(store, name, dist.get_rank(), dist.get_world_size(), min_workers=least)
     recorder = NoRecorder() if record is None else record if isinstance(record, Recorder) else Recorder(record)
-    given = Arguments(max_norm, accumulate, steps, seed, patience_s, log, recorder, mesh, least)
+    given = Arguments(max_norm, accumulate, steps, seed, patience_s, log, recorder, mesh, least, on_error)
     run = Training(optimizer, model, method, board, given, _World.let_go)
     _World.users += 1
     if run.is_sharded:

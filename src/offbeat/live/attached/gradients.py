@@ -20,6 +20,7 @@ from offbeat.live.attached.driver import Driver
 from offbeat.live.attached.flat import Flat
 from offbeat.live.attached.gradient import FlatGradient, InPlace, OwnGradient, land, views_for
 from offbeat.live.carriers.exchanges import Transport
+from offbeat.live.transport import notice
 from offbeat.live.work import share
 from offbeat.method.effects import Batch, Done, Grad, GradMix
 from offbeat.tensors.vector import Vec
@@ -152,6 +153,7 @@ class Gradients:
             self._hooks = {k: params[k].register_post_accumulate_grad_hook(self._hook(k)) for k in slots}
 
     def _hook(self, slot: int) -> Callable[[Tensor], None]:
+        @notice.heeding
         def arrived(_: Tensor) -> None:
             self._counts = slot if self._counts is None else self._counts
             if self._counts == slot:
@@ -183,6 +185,7 @@ class Gradients:
         self._callback_waits = True
         torch.autograd.Variable._execution_engine.queue_callback(self._backward_over)
 
+    @notice.heeding
     def _backward_over(self) -> None:
         self._callback_waits = False
         self._backwards += 1

@@ -13,6 +13,7 @@ from offbeat.live.attached.cutting import MicroBatches, batches
 from offbeat.live.attached.summary import Summary
 from offbeat.live.attached.training import Training
 from offbeat.live.host.status import JobStatus
+from offbeat.live.transport import notice
 from offbeat.live.transport.errors import OffbeatError, PeerFailed
 from offbeat.live.work import share
 from offbeat.live.work.follow import OwnRates
@@ -25,7 +26,11 @@ T = TypeVar("T")
 
 
 def _over_when_a_peer_fails(method: Callable[Concatenate[Attached, P], T]) -> Callable[Concatenate[Attached, P], T]:
-    """A run that has lost a peer is over: it has left, and given its memory back, before the user hears of it."""
+    """A run that has lost a peer is over: it has left, and given its memory back, before the user hears of it. So is
+    one whose process is asked to end.
+    """
+
+    method = notice.heeding(method)
 
     @functools.wraps(method)
     def call(self: Attached, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -42,7 +47,7 @@ class Attached(torch.optim.Optimizer):
     """A torch optimiser whose ``step`` is a method's. It shares ``param_groups`` and ``state`` with the inner one.
 
     ``finish()`` (or the end of a ``with`` block) ends the run on all ranks with equal weights; ``average()`` makes them
-    equal in the middle of one.
+    equal in the middle of one; ``leave()`` lets the others go on without this worker.
     """
 
     def __init__(self, inner: torch.optim.Optimizer, method: Method, run: Training) -> None:
@@ -86,6 +91,7 @@ class Attached(torch.optim.Optimizer):
     def register_step_post_hook(self, hook: Any) -> Any:
         return self.inner.register_step_post_hook(hook)
 
+    @notice.heeding
     def state_dict(self) -> dict[str, Any]:
         """The inner optimiser's state and, under "offbeat", the method's. Local: nothing is communicated.
 
@@ -94,6 +100,7 @@ class Attached(torch.optim.Optimizer):
         """
         return {**self.inner.state_dict(), "offbeat": self._run.saved()}
 
+    @notice.heeding
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up a run where ``state_dict`` left it.
 
@@ -254,9 +261,20 @@ class Attached(torch.optim.Optimizer):
         """
         self._run.finish()
 
+    @_over_when_a_peer_fails
+    def leave(self) -> None:
+        """Leave the run before its end, and let the others go on. It waits for nobody.
+
+        All that this worker has handed in counts, as after a death; what it has learned since its last exchange goes
+        with it. The model keeps this worker's own weights. Needs ``min_workers``: if too few are left, the run ends for
+        the others, with an error that says so. To be called between two steps; afterwards ``finish()`` does nothing.
+        """
+        self._run.leave()
+
     def __enter__(self) -> Attached:
         return self
 
+    @notice.heeding
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -258,7 +258,7 @@ class Stats:
 
 def _told(everyones: Sequence[bytes]) -> list[str]:
     """What all workers' waiting in collectives of others comes to, in words."""
-    heard = [json.loads(text) for text in everyones]
+    heard = [json.loads(text) for text in everyones if text]  # of the dead there is none
     waits = foreign.together([ForeignWait(*one) for one in waits] for _, _, waits in heard)
     waited_s, steps = sum(one[0] for one in heard), sum(one[1] for one in heard)
     return foreign.told(waits, waited_s, steps, len(heard))

@@ -28,7 +28,7 @@ from offbeat.live.carriers.island import Island
 from offbeat.live.host import looking
 from offbeat.live.host.status import JobStatus
 from offbeat.live.partial.endpoints import Endpoints
-from offbeat.live.transport import elsewhere
+from offbeat.live.transport import elsewhere, notice
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.work import share
 from offbeat.live.work.follow import keep_up
@@ -53,7 +53,7 @@ class Training:
         closed: Callable[[], None],
     ) -> None:
         self._inner, self._model, self._strategy, self._board, self._closed = inner, model, strategy, board, closed
-        self._max_norm, self._recorder = given.max_norm, given.recorder
+        self._max_norm, self._recorder, self._on_error = given.max_norm, given.recorder, given.on_error
         self.stats = Stats(given.log)
         self._flat = flat = Flat(model, inner, given.mesh)
         if flat.island is not None:
@@ -123,6 +123,8 @@ class Training:
         self.stats.begin()
         self.stats.dead = board.dead
         atexit.register(self._at_exit)
+        if board.min_workers:
+            notice.heed(board.name, board.rank, lambda: self._leave(notice.LEFT_AFTER))
 
     def _refuse_what_cannot_go_on(self) -> None:
         """All ranks find the same."""
@@ -318,9 +320,41 @@ class Training:
             )
 
     def abandon(self, message: str) -> None:
-        """Leave without waiting for anybody, and tell the others why."""
+        """Leave without waiting for anybody, and tell the others why: they end, too, or with ``on_error="leave"`` they
+        go on.
+        """
         if self.is_over:
             return
+        if notice.has_come():  # what it has failed of may follow: the children of this process may have got it, too
+            self._leave(notice.LEFT_AFTER)
+        elif self._on_error == "leave" and not self._board.has_failed:
+            self._leave(f"failed: {message}")
+        else:
+            self._abandon(message)
+        notice.deliver()
+
+    def leave(self) -> None:
+        """Let the others go on without this worker."""
+        if not self._board.min_workers:
+            raise OffbeatError(
+                "leave() came in a run that needs all its workers; end it with finish(), or let the others go on: "
+                "ob.attach(…, min_workers=1)"
+            )
+        self._leave("has left")
+
+    def _leave(self, how: str) -> None:
+        if self.is_over:
+            return
+        self._release()
+        self._driver.release()
+        self.endpoints.hang_up()
+        self.transport.park()
+        self._board.leave(how)  # they go on, before what may take a while
+        with suppress(RuntimeError):
+            self._give_back()
+        self._board.abandon()
+
+    def _abandon(self, message: str) -> None:
         self._release()
         for board in self._boards:
             board.fail(message)  # before hanging up, so that whoever notices that finds the reason
@@ -341,6 +375,7 @@ class Training:
         self._inner_steps.release()
         elsewhere.released(self._board.name)
         share.released(self.name)
+        notice.forget(self.name)
         atexit.unregister(self._at_exit)
         self.stepping.release()
 

@@ -22,7 +22,7 @@ from offbeat.live.host.server import Counterparts, Server
 from offbeat.live.memory.arena import Arena
 from offbeat.rounds.bell import Rope
 
-LOSSES = ("failed", "gone")
+LOSSES = ("failed", "gone", "left")
 GO_ON = "the others go on"
 ANSWER_S = 1.0  # for other hosts to say what their workers are doing
 
@@ -38,13 +38,20 @@ class Question(NamedTuple):
 
 
 class FactsServer(Server):
-    """One run's. ``doing`` says in words what a worker is doing; None: its process is stopped."""
+    """One run's. ``doing`` says in words what a worker is doing; None: its process is stopped. ``bury`` lets all
+    channels of a run go on without a rank.
+    """
 
     def __init__(
-        self, key: str, plan: dict[str, Any], others: Counterparts, doing: Callable[[str, int], str | None]
+        self,
+        key: str,
+        plan: dict[str, Any],
+        others: Counterparts,
+        doing: Callable[[str, int], str | None],
+        bury: Callable[[str, int], None],
     ) -> None:
         super().__init__(key, plan, others)
-        self._doing = doing
+        self._doing, self._bury = doing, bury
         self._facts: dict[str, str] = {}
         self._sends: dict[int, Send] = {}
         self._lost: list[Any] = []  # what is said of those who have failed, or are gone
@@ -67,6 +74,11 @@ class FactsServer(Server):
                 self._publish(say.ToldToAll(self.key, worker, "failed", "", words))
             case say.Bye():
                 self._publish(say.ToldToAll(self.key, worker, "bye", "", ""))
+            case say.Leave(how=how) if self.least:
+                then = self._what_then(worker)
+                self._publish(say.ToldToAll(self.key, worker, "left", then, how))
+                self._sends[worker](self._gone(worker, then, said=how))  # all that it has handed in has been heard
+                self._bury(self.root, self.ranks[worker])
             case say.Ask(number=number):
                 until_s = time.monotonic() + ANSWER_S
                 self._questions.append(Question(worker, number, until_s, self._all_are(), {self.others.me}))
@@ -122,8 +134,13 @@ class FactsServer(Server):
             if told.what == "failed":
                 self._miss(say.Failed(self.key, worker, told.value), worker)
             elif told.what == "gone":
-                goes_on, ended = told.name == GO_ON, told.value == "ended"
-                self._miss(say.Gone(self.key, worker, ended, goes_on, "" if goes_on else told.name), worker)
+                self._miss(self._gone(worker, told.name, ended=told.value == "ended"), worker)
+            elif told.what == "left":
+                self._miss(self._gone(worker, told.name, said=told.value), worker)
+
+    def _gone(self, worker: int, then: str, ended: bool = False, said: str = "") -> say.Gone:
+        goes_on = then == GO_ON
+        return say.Gone(self.key, worker, ended, goes_on, "" if goes_on else then, said)
 
     def _tell(self, message: Any, but: int) -> None:
         for worker, send in self._sends.items():
@@ -146,7 +163,7 @@ class FactsServer(Server):
         return [f"The run goes on without {format_ranks(ranks)}."] if ranks else []
 
     def _what_then(self, worker: int) -> str:
-        """After its death the others go on, or why they do not."""
+        """Without it the others go on, or why they do not."""
         left = len(self.ranks) - len(self._lost) - 1
         if not self.least or any(f"{say.ATTACHED}/{rank}" not in self._facts for rank in range(len(self.ranks))):
             return ""

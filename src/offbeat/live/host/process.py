@@ -18,6 +18,7 @@ import json
 import os
 import secrets
 import selectors
+import signal
 import socket
 import struct
 import sys
@@ -362,8 +363,13 @@ class Host:
             self._bury(root, rank)
 
     def _bury(self, root: str, rank: int) -> None:
-        """A worker of a run is dead, and the others go on: all channels hear so, those too that it never came to."""
-        self._dead.setdefault(root, []).append(rank)
+        """A worker of a run is dead, or leaves it, and the others go on: all channels hear so, those too that it never
+        came to.
+        """
+        dead = self._dead.setdefault(root, [])
+        if rank in dead:  # it has left, and died before its connection was closed
+            return
+        dead.append(rank)
         for key, server in list(self._servers.items()):
             if server.root == root and rank in server.ranks:
                 try:
@@ -437,7 +443,7 @@ class Host:
         of = int(plan.get("of", 1))
         others = Counterparts(key, plan["homes"], int(plan["size"]), self._name, self._carry, of, self._trip_s)
         if plan["what"] == "facts":
-            return FactsServer(key, plan, others, self._doing)
+            return FactsServer(key, plan, others, self._doing, self._bury)
         if plan["what"] == "bell":
             return BellServer(key, plan, others, self._arena)
         kinds = [(getattr(torch, name), int(n)) for name, n in plan["kinds"]]
@@ -625,6 +631,7 @@ def _gpu(uuid: str, kinds: Any) -> torch.device:
 
 def serve(listener: socket.socket, token: str) -> None:
     """Be the host process, in a process that has torch."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a scheduler's notice to all processes: it ends with its last worker
     torch.set_num_threads(threads())
     torch.set_grad_enabled(False)
     sys.setswitchinterval(SWITCH_S)

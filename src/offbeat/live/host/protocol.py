@@ -256,6 +256,13 @@ class Bye(NamedTuple):
     key: str
 
 
+class Leave(NamedTuple):
+    """The worker leaves, and the others go on without it. ``how``, as they are told: "has left"."""
+
+    key: str
+    how: str
+
+
 class Ask(NamedTuple):
     """What is everybody doing?"""
 
@@ -341,7 +348,7 @@ class Failed(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """Another worker has left without a farewell. ``ended``: its process has.
+    """Another worker has left before the end, as it ``said``, or without a word. ``ended``: its process has.
 
     ``goes_on``: the run does, without it; else ``why`` may say why not.
     """
@@ -351,6 +358,7 @@ class Gone(NamedTuple):
     ended: bool
     goes_on: bool
     why: str
+    said: str
 
 
 class Doing(NamedTuple):
@@ -413,7 +421,8 @@ class Shut(NamedTuple):
 
 
 class ToldToAll(NamedTuple):
-    """What a worker has posted (``what`` is "fact"), its last words ("failed"), its farewell ("bye"), its end ("gone").
+    """What a worker has posted (``what`` is "fact"), its last words ("failed"), its farewell ("bye"), its end ("gone"),
+    or that it leaves ("left").
 
     A fact goes to the first host, and from there to all; the rest to all at once.
     """
@@ -668,6 +677,7 @@ KINDS: tuple[type[Any], ...] = (
     Post,
     Fail,
     Bye,
+    Leave,
     Ask,
     Ring,
     Close,

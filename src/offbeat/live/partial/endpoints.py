@@ -14,7 +14,7 @@ from offbeat.live.partial.alone import Alone, OwnWeights
 from offbeat.live.partial.opening import Opening
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.worker.board import Board
-from offbeat.live.worker.channel_client import LOOK_S, ChannelClient, Twin
+from offbeat.live.worker.channel_client import LOOK_S, ChannelClient, HostClient, Twin
 from offbeat.live.worker.line import Line
 from offbeat.live.worker.news import HostBell
 from offbeat.live.worker.weights_client import Meeting, WeightsClient
@@ -315,6 +315,16 @@ class Endpoints:
             beside.abandon()
         for end in self._ends:
             if end is not None:
+                end.abandon()
+
+    def hang_up(self) -> None:
+        """Leave at once. What was submitted is the others' now, and nothing of it is owed to this worker."""
+        for beside in self._beside.values():
+            beside.hang_up()
+        for end in self._ends:
+            if isinstance(end, HostClient):
+                end.hang_up()
+            elif end is not None:
                 end.abandon()
 
     def release(self) -> None:

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from offbeat.basics.units import format_ranks
 from offbeat.live.host import protocol as say
-from offbeat.live.transport import elsewhere, hosts, meeting
+from offbeat.live.transport import elsewhere, hosts, meeting, notice
 from offbeat.live.transport.errors import ConfigMismatch, OffbeatError, PeerFailed
 from offbeat.live.transport.processes import rank_has_ended
 from offbeat.live.worker.line import Line, join, leave
@@ -229,10 +229,23 @@ class Board:
         if self._link is not None:
             self._link.fail(message[:4000])
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the run is over because of another worker."""
+        return self._link is not None and self._link.failure is not None
+
+    def leave(self, how: str) -> None:
+        """The others go on without this worker, as long as they are enough."""
+        if self._link is not None:
+            self._link.leave(how)
+
     def check(self, during: str = "") -> None:
-        """Raise if another worker has failed, or is gone."""
+        """Raise if another worker has failed, or is gone; or if this one is asked to end."""
+        notice.look()
         for board in (self, self.beside):
             if board is not None and board._link is not None and board._link.failure is not None:
+                if board._link.failure.after_notice:
+                    notice.expect()
                 raise _failed(board._link.failure, during)  # under no name: a frame that holds its error is a cycle
 
     def lost(self, during: str) -> PeerFailed:
@@ -351,8 +364,8 @@ _SILENT = "does not answer: its process is stopped, or its host is out of reach"
 
 
 def _failed(failure: Failure, during: str) -> PeerFailed:
-    words, vanished = failure
-    return PeerFailed(f"lost a peer during {during}; {words}" if during and vanished else words)
+    said = f"lost a peer during {during}; " if during and failure.vanished else ""
+    return PeerFailed(said + failure.words)
 
 
 def _refuse(posted: dict[int, str], size: int) -> None:

@@ -15,24 +15,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.live.host import protocol as say
-from offbeat.live.transport.errors import PeerFailed
+from offbeat.live.transport.errors import OffbeatError, PeerFailed
+from offbeat.live.transport.notice import LEFT_AFTER
 from offbeat.live.worker.line import Line
 
 ANSWER_S = 2.0  # for all host processes to say what their workers are doing
+LEAVE_S = 1.0  # for the host process to have heard all that a worker who leaves has handed in
 
 
 class Failure(NamedTuple):
-    """What ended the run for the others: a worker's last words, or that it vanished without any."""
+    """What ended the run for the others: a worker's last words, or that it vanished without any.
+
+    ``after_notice``: it has left since its process was asked to end.
+    """
 
     words: str
     vanished: bool
+    after_notice: bool = False
 
 
 class RunFacts:
     """Of one run. ``called``: the number under which the script knows a rank of ours."""
 
     def __init__(self, run: str, line: Line, rank: int, plan: dict[str, Any], called: Callable[[int], int]) -> None:
-        self._key, self._line, self._called = f"{run}/facts", line, called
+        self._key, self._line, self._rank, self._called = f"{run}/facts", line, rank, called
         self._facts: dict[str, str] = {}
         self.dead: dict[int, float] = {}  # workers without whom the others go on, and when this one heard of it
         self._failure: Failure | None = None  # the first one stays
@@ -85,11 +91,11 @@ class RunFacts:
                 self.dead[worker] = time.monotonic()
                 self._facts[f"done/{worker}"] = str(int(self._facts.get(f"reached/{worker}", "-1")) + 1)
                 self._facts["done"] = "1"
-            case say.Gone(worker=worker, ended=ended, why=and_so):
+            case say.Gone(worker=worker, ended=ended, why=and_so, said=said):
                 why = "the process has ended" if ended else "its connection has closed"
-                why = f"{why}; {and_so}" if and_so else why
-                failure = Failure(f"rank {self._called(worker)} gives no sign of life: {why}", vanished=True)
-                self._failure = self._failure or failure
+                words = f"rank {self._called(worker)} {said or f'gives no sign of life: {why}'}"
+                words = f"{words}; {and_so}" if and_so else words
+                self._failure = self._failure or Failure(words, not said, said == LEFT_AFTER)
             case say.Doing(number=number, said=said):
                 self._answers[number] = dict(said)
 
@@ -102,6 +108,18 @@ class RunFacts:
         """My last words to the others; nothing where they have failed before me, and know."""
         if self.failure is None:
             self._say(say.Fail(self._key, words))
+
+    def leave(self, how: str) -> None:
+        """The others go on without this worker. Waits a moment until what it has handed in has been heard: on a GPU
+        some of it may be on its way.
+        """
+        end_s = time.monotonic() + LEAVE_S
+        with suppress(OffbeatError):
+            self._line.send(say.Leave(self._key, how))
+            while (left_s := end_s - time.monotonic()) > 0:
+                message = self._line.heard_within(self._key, left_s)
+                if isinstance(message, say.Gone) and message.worker == self._rank:
+                    return
 
     def ask_all(self, size: int, within_s: float = ANSWER_S) -> dict[int, str]:
         """What each rank is doing; one that is not in it is stopped."""
