@@ -80,6 +80,7 @@ class Size:
     rate: float
 
 
+WARM_UP = 50  # steps of the live loop, in which the rate grows: without it the loss jumps, for DDP too
 SMALL, LARGE, LARGE_ROWS = Size(2, 64, 4, 64, 0.002), Size(6, 384, 6, 256, 0.001), 16
 
 
@@ -252,6 +253,8 @@ def own_loop(rank: int, case: Case) -> Outcome:
     begun = together()
     for step in range(case.steps):
         inputs, target = batch(LARGE, case.rows, case.seed, device, rank, step)
+        for group in optimizer.param_groups:
+            group["lr"] = case.rate * min(1.0, (step + 1) / WARM_UP)
         optimizer.zero_grad()
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             value = loss(forward(inputs), target)
