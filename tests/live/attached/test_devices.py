@@ -131,3 +131,23 @@ def test_a_model_on_the_first_gpu_of_several_is_warned_of_unless_it_belongs_ther
     assert [str(one.message).startswith(sentence) for one in heard] == [True] * warned
     assert all("device = ob.init(), then model.to(device)" in str(one.message) for one in heard)
     assert all(one.filename == __file__ for one in heard), "it points at the line that attaches"
+
+
+def test_warnings_point_at_the_line_of_the_script() -> None:
+    def never_stepped() -> None:
+        model = nn.Linear(2, 1)
+        optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=0.1), model, "eager")
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.finish()
+
+    def in_part() -> None:
+        model = nn.Linear(2, 1)
+        both = nn.Sequential(model, nn.Linear(1, 1))
+        ob.attach(torch.optim.SGD(model.parameters(), lr=0.1), both, "eager").finish()
+
+    for mistake, words in ((never_stepped, "never called"), (in_part, "will not be trained")):
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            mistake()
+        (one,) = [one for one in heard if words in str(one.message)]
+        assert one.filename == __file__

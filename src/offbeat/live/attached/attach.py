@@ -136,7 +136,7 @@ def _warn_of_first_gpu(model: nn.Module) -> None:
             warnings.warn(
                 f"the model of local rank {number} is on cuda:0, as that of local rank 0, and there are {gpus} GPUs; "
                 "move it to this rank's own before the optimizer is made: device = ob.init(), then model.to(device)",
-                stacklevel=3,
+                stacklevel=4,
             )
 
 

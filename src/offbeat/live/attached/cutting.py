@@ -94,7 +94,7 @@ class Stream:
             warnings.warn(
                 f"{self.waiting} samples wait on this worker, which is slower than the others; loop over "
                 "optimizer.batches(loader), which fetches data only when it is needed",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def open(self, asks: Batch) -> MicroBatches:

@@ -69,7 +69,7 @@ def _check_parameters(optimizer: torch.optim.Optimizer, model: nn.Module) -> Non
         warnings.warn(
             "another optimizer is attached to parameters of this model, and its run has not ended, so both would "
             "average them; call finish() on it first, or attach each optimizer to its own part of the model",
-            stacklevel=4,
+            stacklevel=5,
         )
     if left_out:
         some = ", ".join(left_out[:3]) + (f" and {len(left_out) - 3} more" if len(left_out) > 3 else "")
@@ -77,7 +77,7 @@ def _check_parameters(optimizer: torch.optim.Optimizer, model: nn.Module) -> Non
             f"the optimizer has {len(learning) - len(left_out)} of the model's {len(learning)} parameters that require "
             f"gradients; {some} will not be trained, and travel all the same; give them to the optimizer, freeze them "
             "with requires_grad_(False), or attach the part of the model that it trains",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

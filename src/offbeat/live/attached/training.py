@@ -249,7 +249,7 @@ class Training:
             warnings.warn(
                 f"when this state was saved, {self._left.waiting} samples waited on rank {self.me.rank}; samples are "
                 "not saved; let the data go on behind this worker's first optimizer.samples_used[rank] samples",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     # All together.
@@ -310,13 +310,13 @@ class Training:
             warnings.warn(
                 "backward() ran in this run, but step() was never called on the attached optimizer, so nothing was "
                 "trained together; call step() on what ob.attach returned: optimizer = ob.attach(optimizer, model)",
-                stacklevel=4,
+                stacklevel=5,
             )
         if unused:
             warnings.warn(
                 f"{unused} samples of this worker were never used; loop over optimizer.batches(loader), which hands "
                 "them out at the end, with a step() for each batch",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def abandon(self, message: str) -> None:

@@ -123,20 +123,20 @@ class FactsServer(Server):
         self._hear_told(told)
 
     def _hear_told(self, told: say.ToldToAll) -> None:
-        worker = told.worker
+        worker, then = told.worker, told.name
         if told.what == "fact":
             self._facts[told.name] = told.value
             self._tell(say.Fact(self.key, told.name, told.value), but=worker)
         elif worker not in self._ended:
             self._ended.add(worker)
-            if told.what in LOSSES and told.name != GO_ON and self._first_loss is None:
+            if told.what in LOSSES and then != GO_ON and self._first_loss is None:
                 self._first_loss = told
             if told.what == "failed":
                 self._miss(say.Failed(self.key, worker, told.value), worker)
             elif told.what == "gone":
-                self._miss(self._gone(worker, told.name, ended=told.value == "ended"), worker)
+                self._miss(self._gone(worker, then, ended=told.value == "ended"), worker)
             elif told.what == "left":
-                self._miss(self._gone(worker, told.name, said=told.value), worker)
+                self._miss(self._gone(worker, then, said=told.value), worker)
 
     def _gone(self, worker: int, then: str, ended: bool = False, said: str = "") -> say.Gone:
         goes_on = then == GO_ON

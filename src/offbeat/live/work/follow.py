@@ -84,7 +84,7 @@ class OwnRates:
             f"the learning rate goes by this worker's own steps, {self._steps} by now, and the job has taken "
             f"{of_the_job:.0f}: with shared work workers take unequally many; let the schedule go by the work of all: "
             "scheduler = ob.follow(scheduler)",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
