@@ -174,6 +174,78 @@ def test_after_its_death_a_mean_is_one_of_three(counts: Any, method: str) -> Non
             assert next(iter(ends))[rank] <= STEPS / (SIZE - 1) + 1e-9
 
 
+BIG = 1 << 18  # numbers: a bucket of its own, which travels while backward goes on
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.zeros(SIZE, dtype=torch.float64))
+        self.last = nn.Parameter(torch.zeros(BIG, dtype=torch.float64))
+
+
+def between_two_buckets(rank: int) -> list[list[float]]:
+    """One dies in the middle of a backward, when the gradients of the last layer have left and the first's have not."""
+    model = Layers()
+    optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=1.0), model, ob.allreduce(), min_workers=1)
+    for t in range(STEPS):
+        optimizer.zero_grad()
+        if rank == 2 and t == LAST:
+            model.first.register_post_accumulate_grad_hook(lambda _: die())
+        first = model.first[rank]
+        (-(first + model.last[rank])).backward()  # the last one's gradient comes first
+        optimizer.step()
+    optimizer.finish()
+    return [model.first.tolist(), model.last[:SIZE].tolist()]
+
+
+def test_of_a_step_in_whose_middle_one_dies_what_had_left_is_a_mean_of_four_and_the_rest_of_three() -> None:
+    (outcomes,) = forge.run([Job(between_two_buckets, SIZE, timeout_s=120)])
+    later, others = (STEPS - LAST) / (SIZE - 1), (0, 1, 3)
+    for rank in others:
+        assert outcomes[rank].returned, outcomes[rank].stderr[-3000:]
+        first, last = outcomes[rank].value
+        assert [first[r] for r in others] == pytest.approx([LAST / SIZE + later] * 3)
+        assert first[2] == pytest.approx(LAST / SIZE)
+        assert [last[r] for r in others] == pytest.approx([(LAST + 1) / SIZE + later - 1 / (SIZE - 1)] * 3)
+        assert last[2] == pytest.approx((LAST + 1) / SIZE)
+
+
+OF_WEIGHTS = [
+    ob.dpsgd(),
+    ob.sgp(),
+    ob.matcha(),
+    ob.local_sgd(period=2),
+    ob.dasgd(period=2, delay=1),
+    ob.noloco(period=2),
+]
+
+
+def resting(rank: int, method: str) -> list[float]:
+    model = Ticks()
+    with torch.no_grad():
+        model.w.fill_(1.0)
+    optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=0.0), model, METHODS[method], min_workers=1)
+    for t in range(STEPS):
+        if rank == 2 and t == LAST:
+            die()
+        optimizer.zero_grad()
+        model.w.sum().backward()
+        optimizer.step()
+    optimizer.finish()
+    return model.w.tolist()
+
+
+@pytest.mark.parametrize("method", OF_WEIGHTS, ids=str)
+def test_where_nothing_is_learned_nothing_moves_whoever_dies(method: ob.Method) -> None:
+    """Rows of a mixing matrix go on summing to one, and means are divided by those who are there."""
+    (outcomes,) = forge.run([Job(resting, SIZE, (str(method),), timeout_s=120)])
+    for rank, outcome in enumerate(outcomes):
+        if rank != 2:
+            assert outcome.returned, outcome.stderr[-3000:]
+            assert outcome.value == pytest.approx([1.0] * SIZE, abs=1e-12)
+
+
 # What ends a run all the same.
 
 

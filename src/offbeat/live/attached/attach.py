@@ -143,7 +143,10 @@ def _warn_of_first_gpu(model: nn.Module) -> None:
 def _least(wanted: int | None, size: int) -> int:
     """With how many workers the run goes on; 0: with all alone, and it was not asked for anything else."""
     if wanted is None:
-        wanted = min(int(os.environ.get("OFFBEAT_MIN_WORKERS", size)), size)
+        said = os.environ.get("OFFBEAT_MIN_WORKERS", str(size))
+        if not said.isdecimal():
+            raise ValueError(f"OFFBEAT_MIN_WORKERS is {said!r}, but must be a whole number of at least 1")
+        wanted = min(int(said), size)
     if whole("attach: min_workers", wanted, 1) > size:
         raise ValueError(f"attach: min_workers is {wanted}, and there are {size} workers; ask for at most so many")
     return wanted if wanted < size else 0

@@ -141,7 +141,7 @@ class Buckets:
 
     def settle(self, t: int, active: bool) -> tuple[int, int]:
         """All sums are there: divide by those who contributed. Answers (how many, their step)."""
-        works, divisor, _, last = self._under_way[-1]
+        last_sum, divisor, _, last = self._under_way[-1]
         head = (last[: self._tail_length] * divisor).tolist()
         count, steps = round(head[0]), head[1]
         if count == 0:
@@ -153,7 +153,7 @@ class Buckets:
                 f"the workers are in different steps: this one is in step {t}, the others are not; "
                 "every rank must call backward() equally often between two step()s"
             )
-        died = _absent(works)
+        died = _absent(last_sum)
         for work, divisor, bucket, travelled in self._under_way:
             of = count + died - _absent(work)  # one that has died in the middle of a step is in its first buckets
             shift = self._tail_length if bucket.part == 0 else 0
