@@ -32,6 +32,16 @@ def loss(model: nn.Module, rank: int, t: int) -> Tensor:
     return F.mse_loss(model(x), y)
 
 
+def backward(optimizer: ob.Attached, model: nn.Module, rank: int, t: int) -> None:
+    """The gradients of a step, in micro-batches where the method cuts batches."""
+    optimizer.zero_grad()
+    if optimizer.method.facts.cuts_batches:
+        for x, y in optimizer.micro_batches(batch(rank, t)):
+            F.mse_loss(model(x), y).backward()
+    else:
+        loss(model, rank, t).backward()
+
+
 def flat(model: nn.Module | Iterable[Tensor]) -> Tensor:
     tensors = model.parameters() if isinstance(model, nn.Module) else model
     return torch.cat([p.detach().reshape(-1).double() for p in tensors])

@@ -15,14 +15,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from torch.nn import functional as F
 
 import offbeat as ob
 from tests.support import forge
 from tests.support.forge import Job
 from tests.support.long import LONG
 from tests.support.methods import EVERY_KIND
-from tests.support.nets import batch, flat, loss, net, sgd
+from tests.support.nets import backward, flat, loss, net, sgd
 from tests.support.scenarios import CARRIERS, over
 
 pytestmark = pytest.mark.live
@@ -59,12 +58,7 @@ def dying(rank: int, method: str, state: str, how: str, who: int) -> None:
             optimizer.finish()
         if not ends and t == LAST - 1 and state == "while the others average":
             optimizer.average()
-        optimizer.zero_grad()
-        if METHODS[method].name == "nonblocking":
-            for x, y in optimizer.micro_batches(batch(rank, t)):
-                F.mse_loss(model(x), y).backward()
-        else:
-            loss(model, rank, t).backward()
+        backward(optimizer, model, rank, t)
         optimizer.step()
     optimizer.finish()
 

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat as ob
@@ -24,7 +23,7 @@ from tests.support import forge
 from tests.support.forge import Job
 from tests.support.long import LONG
 from tests.support.methods import EVERY_KIND
-from tests.support.nets import batch, flat, loss, net, sgd
+from tests.support.nets import backward, flat, loss, net, sgd
 
 pytestmark = pytest.mark.live
 
@@ -57,12 +56,7 @@ def left_behind(rank: int, method: str, moment: str, who: tuple[int, ...]) -> li
             die()
         if t == LAST and moment == "in the middle of an average":
             optimizer.average()
-        optimizer.zero_grad()
-        if METHODS[method].name == "nonblocking":
-            for x, y in optimizer.micro_batches(batch(rank, t)):
-                F.mse_loss(model(x), y).backward()
-        else:
-            loss(model, rank, t).backward()
+        backward(optimizer, model, rank, t)
         if dies:
             die()
         optimizer.step()
