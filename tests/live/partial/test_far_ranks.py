@@ -80,14 +80,20 @@ def sent_in_a_round(cable: TwoHosts, model: nn.Module, strategy: ob.Strategy) ->
         p.grad = torch.zeros_like(p)
     optimizer.step()
     client, gradient = optimizer._run.endpoints.client, optimizer._run.me.x.clone()
-    dist.barrier()
-    before = cable.sent_bytes(0)
+    before = counted_while_all_stand_still(cable)
     for t in range(ROUNDS):
         client.offer(gradient, t + 1)
-    dist.barrier()
-    sent = cable.sent_bytes(0) - before
+    sent = counted_while_all_stand_still(cable) - before
     optimizer.finish()
     return sent / ROUNDS / (4 * NUMBERS)
+
+
+def counted_while_all_stand_still(cable: TwoHosts) -> int:
+    """What has left the first host so far: nobody has gone on when it is read."""
+    dist.barrier()
+    sent = cable.sent_bytes(0)
+    dist.barrier()
+    return sent
 
 
 Found = tuple[dict[str, Tensor], dict[str, Tensor], tuple[float, float], Held]

@@ -104,9 +104,10 @@ class Others:
     def _idle_or_stop(self) -> None:
         # Asked first: the steps before an average come before it. Of its own crowd only: others are at other steps.
         asked = self._average_is_due()
-        if self._is_behind():
+        all_done, last = self._board.progress(self._crowd)  # of one moment: who is done has said its last step before
+        if self.me.t <= last:
             self._idle()
-        elif self._board.progress(self._crowd)[0]:
+        elif all_done:
             self._endpoints.finished()
             self._driver.turn(Turn.STOP)
         elif asked:
