@@ -668,7 +668,7 @@ class Board:
         self._play.workers[self.rank].turn.wait(ready)
 
     def ask(self, average: int) -> None:
-        self._play.post(("asked", average), 0, None)
+        self._play.post(("asked", average), self.rank, None)
 
     def is_asked(self, average: int) -> bool:
         return ("asked", average) in self._play.facts
@@ -764,7 +764,7 @@ class Case:
     slots are memory of the host, and vectors go there and back through others. ``dies``: a worker whose process
     ends, at any moment; a while later the others give up, or if ``goes_on`` they do. ``meets``: how often a worker
     whose weights meet in pairs goes to another one before a step. ``homes``: the host of each rank, if there are
-    several. ``of``: so many ranks, one after the other, are a worker, a node, or an island if ``sharded``. ``loses``:
+    several. ``again``: the one that has died comes back, as the twin of another. ``of``: so many ranks, one after the other, are a worker, a node, or an island if ``sharded``. ``loses``:
     coding has lost something before.
     """
 
@@ -781,6 +781,7 @@ class Case:
     sharded: bool = False
     loses: bool = False
     goes_on: bool = False
+    again: bool = False
 
     @property
     def size(self) -> int:
@@ -814,6 +815,9 @@ class Worker:
         self.is_dead = self.has_left = False
         self.told: list[Event] = []  # what it was told of its seat's log, or would have been
         self.buried_at: int | None = None  # so many events after the beginning
+        self.is_handing, self.handed = False, dict[str, Any]()  # its replica, which nobody has heard of yet
+        self.said_by_then: set[object] = set()
+        self.is_twin = False
 
     def die(self) -> None:
         self.is_dead = True
@@ -821,6 +825,21 @@ class Worker:
 
     def live(self) -> None:
         raise NotImplementedError
+
+    def hand_over(self) -> None:
+        """Between two steps: lay a replica down for one that comes back, if one does."""
+        if self.play.is_wanted and not self.is_handing:
+            self.stream.synchronize()
+            self.is_handing, self.handed = True, self.replica()
+            self.said_by_then = {name for name, said in self.play.facts.items() if self.rank in said}
+            self.line.send(say.Handed(KEY, 1, 0, ""))
+
+    def replica(self) -> dict[str, Any]:
+        return {"x": self.x.get(), "step": self.step, "averages": self.averages}
+
+    def take_over(self, replica: dict[str, Any]) -> None:
+        self.x = Number(self.stream, replica["x"])
+        self.step, self.averages = replica["step"], replica["averages"]
 
     def opened(self, plan: dict[str, Any], spares: bool = False) -> say.OpenChannel:
         homes = [str(home) for home in self.play.case.homes]
@@ -857,7 +876,7 @@ class AtChannel(Worker):
         holds: Any = self.holds
         lost: Any = Number(self.stream, LOST + rank) if play.case.loses else None
         self.channel, of = Channel("channel", play.whom, rules, self.apply, holds=holds, lost=lost), play.case.of
-        fake: Any = self
+        fake: Any = _Lays(self)
         self.client = ChannelClient(
             KEY,
             fake.line,
@@ -884,6 +903,7 @@ class AtChannel(Worker):
         self.client.begin(self.opened(plan, self.rules.spares), first)
         self.play.comes()
         for what in self.program:
+            self.hand_over()
             self.turn.wait()  # it computes
             {"s": self.take_step, "a": self.average, "t": self.look, "o": self.ask_what_it_owes}[what]()
         self.client.finished(self.holds())
@@ -960,21 +980,39 @@ class AtChannel(Worker):
         renewed: Any = self.x - stood if shared else self.holds()
         self.client.renew(renewed)
 
-    # Its replica, of one vector.
+    def replica(self) -> dict[str, Any]:
+        history = {"history": [*self.history], "applied": self.applied, "rounds": self.client.rounds}
+        return {**super().replica(), **history, "holds": self.client.holds}
+
+    def take_over(self, replica: dict[str, Any]) -> None:
+        super().take_over(replica)
+        self.history, self.applied = replica["history"], replica["applied"]
+        self.client.rounds, self.client.holds = replica["rounds"], replica["holds"]
+
+
+class _Lays:
+    """A worker's replica, of one vector, instead of many results."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._worker, name)
 
     def lay_into(self, room: Callable[[int], Room], most: int) -> tuple[int, int]:
-        into = room(0)
-        self.stream.do(lambda: into.set(tuple(self.history)))
-        return 1, self.applied
+        into, worker = room(0), self._worker
+        worker.stream.do(lambda: into.set(tuple(worker.history)))
+        return 1, worker.applied
 
     def take_over(self, vectors: Sequence[Lent], said: int) -> None:
-        self.applied, self.taken_over = said, self.taken_over + 1
+        worker = self._worker
+        worker.applied, worker.taken_over = said, worker.taken_over + 1
 
         def take() -> None:
-            self.history[:] = vectors[0].get()
-            insist(len(self.history) == said, "a replica holds as many results as it says")
+            worker.history[:] = vectors[0].get()
+            insist(len(worker.history) == said, "a replica holds as many results as it says")
 
-        self.stream.do(take)
+        worker.stream.do(take)
 
 
 class AtWeights(Worker):
@@ -992,6 +1030,7 @@ class AtWeights(Worker):
         self.client.begin(self.opened({"what": "weights"}), first)
         self.play.comes()
         for what in self.program:
+            self.hand_over()
             self.turn.wait()
             {"s": self.take_step, "a": self.average}[what]()
         last: Any = self.client.retire(self.asked, self.take_part)
@@ -1179,6 +1218,8 @@ class Table:
                 self._open(worker, message)
             elif isinstance(message, say.Close):
                 self.leave(worker)
+            elif isinstance(message, say.Handed):
+                self._play.revive(worker)
             else:
                 assert self.server is not None
                 self.server.hear(worker.rank, self._stamped(worker.rank, message))
@@ -1225,7 +1266,7 @@ class Table:
 
     def log_of(self, worker: Worker) -> list[Event]:
         """All of it, whether it has heard so or not."""
-        client = self.books.clients.get(worker.rank)
+        client = None if worker in self._play.past else self.books.clients.get(worker.rank)
         return [*worker.told, *(client.log or () if client is not None else ())]
 
     @property
@@ -1283,6 +1324,8 @@ class Play:
         self.facts: dict[object, dict[int, Any]] = {}
         self.posted = self._happened = self._came = self.all_came_at = 0
         self.buried: list[int] = []  # those who are dead, where the others go on
+        self.past: list[Any] = []  # workers whose places others have taken
+        self.excused: dict[object, set[int]] = {}  # from what was done before they came back
         draw = chooser.draw
         at_once = 0.0 if chooser.prompt else draw.choice([0.0, 0.5, 1.0])
         hosts = range(max(case.homes, default=0) + 1)
@@ -1319,10 +1362,43 @@ class Play:
 
     def have_all(self, said: dict[int, Any]) -> bool:
         """Whether all have said it who are not dead."""
-        return len({*said, *self.buried}) == self.size
+        excused = next((self.excused.get(name, ()) for name, one in self.facts.items() if one is said), ())
+        return len({*said, *self.buried, *excused}) == self.size
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether one has died that comes back."""
+        return self.case.again and bool(self.buried) and not self.past
+
+    def revive(self, donor: Any) -> None:
+        """A replica of this one has been laid down: the dead one is its twin from now on, if that can be."""
+        donor.is_handing, rank, server = False, self.case.dies, donor.table.server
+        if not self.is_wanted or rank is None or not server.can_revive(rank, donor.rank):
+            return
+        before = self.workers[rank]
+        before.told = donor.table.log_of(before)
+        self.past.append(before)
+        server.revive(rank, donor.rank)
+        self.buried.remove(rank)
+        for name, said in self.facts.items():
+            if name in donor.said_by_then:
+                self.excused.setdefault(name, set()).add(rank)
+            elif isinstance(name, tuple) and name[0] == "standing":
+                said.pop(rank, None)
+        twin = self.workers[rank] = type(donor)(self, rank)
+        client = donor.table.books.clients[rank]
+        if isinstance(donor, AtChannel):
+            client.log = client.seat._log = []
+        twin.take_over(donor.handed)
+        twin.program = "s" * self._chooser.draw.randint(0, 4)
+        twin.is_twin = True
+        self.posted += 1
 
     def post(self, name: object, rank: int, said: Any) -> None:
-        self.facts.setdefault(name, {})[rank] = said
+        donor = self.workers[rank] if self.workers else None
+        if donor is not None and donor.is_handing:  # what it says now is heard after that
+            donor.turn.wait(lambda: not donor.is_handing)
+        self.facts.setdefault(name, {}).setdefault(rank, said)
         self.posted += 1
 
     # What happens.
@@ -1333,8 +1409,7 @@ class Play:
             for module in (channel_client, channel_server, weights_client, weights_server, waiter):
                 stack.enter_context(patch.object(module, "time", clock))
             stack.enter_context(patch.object(worker_slots, "Unadded", Added))
-            for worker in self.workers:
-                stack.callback(worker.turn.end)
+            stack.callback(lambda: [worker.turn.end() for worker in (*self.workers, *self.past)])
             while not all(table.is_closed for table in self.tables) and not self._is_given_up:
                 self._happened += 1
                 insist(self._happened < MOST_EVENTS, f"this does not end: {self._where()}")
@@ -1376,7 +1451,9 @@ class Play:
             found += self._options_of(table, 5 * n + 8 * table.host)
         if self.case.dies is not None:
             one = self.workers[self.case.dies]
-            if not one.is_dead and not one.turn.is_done:
+            if self.past:
+                pass
+            elif not one.is_dead and not one.turn.is_done:
                 found.append(Option(5 * n + 3, 1, one.die))
             elif one.is_dead and not self.case.goes_on:
                 found.append(Option(5 * n + 3, 1, self._give_up))
@@ -1516,12 +1593,14 @@ def what_the_dead_had_submitted_counts_once(one: Play) -> None:
     """
     rules = one.case.rules
     assert rules is not None
-    gave: dict[int, dict[int, float]] = {}
-    for worker in one.workers:
+    gave: dict[int, dict[int, float | None]] = {}
+    for worker in (*one.past, *one.workers):
         deposits, log = iter(worker.slots.deposits), worker.table.log_of(worker)
         seat = worker.table.server._seats.get(worker.rank)
         has_begun = rules.of_weights and seat is not None and seat.tray.deposits > 0
-        tray, counted = next(deposits) if has_begun else 0.0, not has_begun
+        tray, counted = next(deposits, None) if has_begun else 0.0, not has_begun
+        if worker.is_twin and rules.of_weights:
+            tray = None  # until its first step another's weights answer for it
         for at, (what, version) in enumerate(log):
             if what in ("offer", "renew"):
                 tray, counted = next(deposits) + (0.0 if rules.of_weights else tray), False
@@ -1536,8 +1615,10 @@ def what_the_dead_had_submitted_counts_once(one: Play) -> None:
             all_take_part = not rules.of_weights or rules.is_full(version)
             members: Any = range(one.case.size) if all_take_part else one.whom(version).block(worker.rank)
             given = [gave[version][rank] for rank in members if rank in gave[version]]
-            should_be = sum(given) / len(given)
-            insist(is_near(value, should_be), f"round {version} came to {value} instead of {should_be}")
+            known = [one for one in given if one is not None]
+            should_be = sum(known) / len(given)
+            is_right = len(known) < len(given) or is_near(value, should_be)
+            insist(is_right, f"round {version} came to {value} instead of {should_be}")
     if not rules.of_weights:
         living = [worker.history for worker in one.workers if not worker.is_dead]
         insist(all(one == living[0] for one in living), "all who are left apply the same")

@@ -20,13 +20,18 @@ class Rope:
         Rounds before it are over, so that nothing of them needs to be kept.
         """
         self._pulls[r] += 1
-        self._enough[r] = enough
+        self._enough[r] = min(enough, self._enough.get(r, enough))
         return self._rings(r)
 
     def one_less(self) -> list[int]:
         """Somebody can pull no more. The rounds whose bell rings now: all who are left have pulled."""
         self._workers -= 1
         return [r for r in sorted(self._enough) if self._rings(r)]
+
+    def one_more(self, r: int) -> None:
+        """Somebody else can pull, who is in no round up to ``r``."""
+        self._enough = {one: min(enough, self._workers) if one <= r else enough for one, enough in self._enough.items()}
+        self._workers += 1
 
     def _rings(self, r: int) -> bool:
         if r <= self._rung or self._pulls[r] < min(self._enough[r], self._workers):

@@ -70,6 +70,11 @@ class Grace:
         if before_s is not None:
             self._between_s[rank].append(now_s - before_s)
 
+    def forget(self, rank: int) -> None:
+        """It is another process now, and may take another time."""
+        self._came_s[rank] = None
+        self._between_s[rank].clear()
+
     def started(self, now_s: float) -> None:
         self._begun_s, self._quorum_s = now_s, None
 

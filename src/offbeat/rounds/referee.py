@@ -28,6 +28,7 @@ class Say(Enum):
     RENEWED = auto()  # base
     FINISHED = auto()
     DIED = auto()
+    RETURNED = auto()  # base
     STANDS = auto()
     BACK = auto()
     OVER = auto()
@@ -104,6 +105,8 @@ class Referee:
                 return self.finished(rank)
             case Say.DIED:
                 return self.died(rank)
+            case Say.RETURNED:
+                return self.returned(rank, notice.base)
             case Say.STANDS:
                 return self.stands(rank)
             case Say.BACK:
@@ -140,6 +143,27 @@ class Referee:
         """``rank`` is no worker any more: nobody waits for it, and a quorum is one of those who are left."""
         self._dead.add(rank)
         return self.finished(rank)
+
+    def returning(self, rank: int, twin_of: int) -> None:
+        """``rank``, which had died, is a worker again, the twin of another one between two steps. It is on its way:
+        as one that stands, it is waited for by nobody.
+        """
+        self._dead.discard(rank)
+        self._finished.discard(rank)
+        self._standing.add(rank)
+        self._computing[rank], self._deposit[rank] = None, self._deposit[twin_of]
+        if self._pool is not None:
+            self._had_part[rank] = self._had_part[twin_of]
+        self._position[rank] = self.started_with(rank) - 1
+        if self._grace is not None:
+            self._grace.forget(rank)
+
+    def returned(self, rank: int, base: int) -> list[int]:
+        """It is there, and computes at weights that contain ``base`` results."""
+        self._standing.discard(rank)
+        self._computing[rank] = base
+        self._returns(rank)
+        return self._start()
 
     def renewed(self, rank: int, base: int) -> list[int]:
         """A worker without a step to take has taken ``base`` results; its weights are as new as that."""

@@ -129,6 +129,18 @@ class Seat:
         if x is not None:
             self.tray.deposit(x, Deposit(-1, first_round))
 
+    def twin(self, rank: int) -> Seat:
+        """The seat of a worker that goes on from where the one of this seat is, between two steps. It has arrived for
+        nothing yet. What this one's weights are answers for it, too; gradients that are owed stay this one's.
+        """
+        seat = Seat(self.rules, self._whom, self._nodes, rank, None)
+        seat._ahead, seat._results = self._ahead, dict(self._results)
+        seat.place = replace(self.place, outstanding=min(self.place.outstanding, self.place.results - 1))
+        if self.rules.of_weights and self.tray.value is not None:
+            seat.tray.deposit(self.tray.shown(), Deposit(-1, self.place.base))
+        seat.tray.deposits = seat._counted = self.tray.deposits
+        return seat
+
     # The worker.
 
     @property
@@ -260,6 +272,11 @@ class Seat:
         self.has_finished = self.is_dead = True
         return Notice(Say.DIED)
 
+    @property
+    def has_counted(self) -> bool:
+        """Whether some round has had in it all that was deposited."""
+        return self._counted == self.tray.deposits
+
     def renew(self, x: Vec | None) -> Notice | None:
         """Without a step to take, ``x`` answers for the worker from now on."""
         if x is None:
@@ -279,6 +296,10 @@ class Seat:
         self._note("next", self._results[count][0].version)
         self.place.taken = self.place.base = count + 1
         return self._got(count)
+
+    def returned(self) -> Notice:
+        """Its worker, which had died, is there again."""
+        return Notice(Say.RETURNED, 0, self.place.base)
 
     def stand(self) -> Notice:
         """It takes no step until it is back, and nobody waits for it; it takes every result, as one without data."""
@@ -367,7 +388,7 @@ class Seat:
     def snapshot(self, version: int, flush: bool = False) -> Given:
         """What answers for the worker in round ``version``, with the record of what is in it."""
         self._note("flush" if flush else "snapshot", version)
-        if self.is_dead and self._counted == self.tray.deposits:
+        if self.is_dead and self.has_counted:
             self.tray.clear()
             self.place.begun += 1
             return Given(None, self.tray.deposits, None)

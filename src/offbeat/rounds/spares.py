@@ -39,6 +39,7 @@ class Spares:
     def cannot(self, rank: int) -> None:
         """This one cannot lay one down after all."""
         self._able.discard(rank)
+        self._asked.discard(rank)
 
     def asks(self, rank: int, seats: Mapping[int, Seat]) -> bool:
         """``rank`` has come: is it to lay a replica down? If so, it is asked only once until it has."""

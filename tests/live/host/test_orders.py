@@ -280,3 +280,30 @@ def test_without_one_that_dies_at_any_moment_the_others_go_on_and_what_it_had_su
         if rules is not None and rules.absent in ("carry", "last"):
             what_the_dead_had_submitted_counts_once(one)
     assert died
+
+
+@LATE_GPU
+@pytest.mark.parametrize("name", [*GRADIENTS, *KINDS])
+def test_one_that_died_comes_back_as_the_twin_of_another_and_all_of_that_still_holds(
+    name: str, late_gpu: bool | str
+) -> None:
+    rules = GRADIENTS[name] if name in GRADIENTS else KINDS[name]
+    came_back = 0
+    for seed in range(8):
+        told = programs(seed, 3, (5, 12), also="a" if seed % 2 else "")
+        case = Case(
+            rules,
+            told,
+            whom(rules, 3),
+            late_gpu=late_gpu,
+            dies=seed % 3,
+            goes_on=True,
+            again=True,
+            is_long=seed % 4 > 1,
+        )
+        one = play(case, seed)
+        came_back += len(one.past)
+        assert all(worker.turn.is_done for worker in one.workers if not worker.is_dead)
+        if rules is not None and rules.absent in ("carry", "last"):
+            what_the_dead_had_submitted_counts_once(one)
+    assert came_back

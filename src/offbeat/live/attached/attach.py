@@ -23,7 +23,7 @@ from offbeat.live.attached.optimizer import Attached
 from offbeat.live.attached.recorder import NoRecorder, Recorder
 from offbeat.live.attached.stats import Log
 from offbeat.live.attached.training import Training
-from offbeat.live.transport import ending, notice, processes
+from offbeat.live.transport import ending, hosts, no_group, notice, processes
 from offbeat.live.transport.errors import ConfigMismatch, OffbeatError, PeerFailed
 from offbeat.live.transport.meeting import meet
 from offbeat.live.worker.board import Board
@@ -52,6 +52,10 @@ class _World:
             cls.store = cls.store or _store(rank, patience_s)
         store = cls.store or HashStore()
         store = PrefixStore(f"offbeat/world/{cls.generation}", store)
+        if hosts.returns() and store.check([f"here/{rank}"]):  # with a worker whose place this one takes
+            no_group.init(store, rank, size)
+            cls.made, cls.generation = True, cls.generation + 1
+            return
         meet(store, rank, size, str(size), patience_s, judge=_check_sizes, missing=_did_not_start)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
         cls.made, cls.generation = True, cls.generation + 1

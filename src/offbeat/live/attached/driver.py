@@ -8,7 +8,8 @@ the user calls ``optimizer.step()``. All of this is one thread, the user's.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import torch
@@ -72,7 +73,8 @@ class Driver:
         self._island = island
         self._coroutine: Coroutine[Effect[Any], Any, None] | None = None
         self._seq = 0
-        self._in_flight = 0
+        self._in_flight: list[Sent] = []
+        self._known: deque[Vec] = deque()  # what came of exchanges that a twin of this worker had begun
         self._own_time, self._tell_spent = OwnTime(), tell_spent
         self._owed: Vec | None = None  # to the channel, from before a resume
         self.asks: Effect[Any] | None = None  # what it hangs at: Next, or a kind of gradient; None: ended
@@ -97,7 +99,8 @@ class Driver:
         """
         if self._coroutine is not None:
             self._coroutine.close()
-        self._coroutine, self.asks, self._seq, self._in_flight = None, None, exchanges, 0
+        self._coroutine, self.asks, self._seq, self._in_flight = None, None, exchanges, []
+        self._transport.turn_page(exchanges)
         self._owed = owed
 
     def release(self) -> None:
@@ -107,7 +110,18 @@ class Driver:
     @property
     def resume_from(self) -> int:
         """The number the next exchange has after a resume: what is in flight is begun again under its old number."""
-        return self._seq - self._in_flight
+        return self._seq - len(self._in_flight)
+
+    def under_way(self) -> list[Vec]:
+        """What comes of the exchanges that are under way, once all of it is there."""
+        for sent in self._in_flight:
+            self._transport.waiter.wait(sent.works, "the exchanges that are under way")
+        return [sent.keep() for sent in self._in_flight]
+
+    def take_over(self, exchanges: int, known: Sequence[Vec]) -> None:
+        """Go on as a worker that has begun so many exchanges, and where it knows what comes of the last of them."""
+        self.restart(exchanges, None)
+        self._known.extend(known)
 
     def turn(self, turn: Turn) -> None:
         """Answer the question for the next step."""
@@ -156,10 +170,10 @@ class Driver:
         if isinstance(effect, Mix):
             return self.wait(self.post(effect))
         if isinstance(effect, Begin) and isinstance(effect.effect, Mix):
-            self._in_flight += 1
-            return self.post(effect.effect, later=True)
+            self._in_flight.append(sent := self.post(effect.effect, later=True))
+            return sent
         if isinstance(effect, Finish) and isinstance(effect.ticket, Sent):
-            self._in_flight -= 1
+            self._in_flight.remove(effect.ticket)
             return self.wait(effect.ticket)
         if isinstance(effect, Open) and self._owed is not None:
             effect, self._owed = Open(effect.channel, self._owed), None
@@ -167,12 +181,23 @@ class Driver:
 
     def post(self, effect: Mix, later: bool = False) -> Sent:
         """Start an exchange: the n-th of this worker meets everybody's n-th. ``later``: it is waited for later."""
-        return self._transport.mix(effect, self.next_seq(), self.me.seed, later)
+        sent = self._begun_before() if self._known else self._transport.mix(effect, self._seq, self.me.seed, later)
+        self.next_seq()
+        return sent
 
-    def next_seq(self) -> int:
+    def _begun_before(self) -> Sent:
+        known = self._known.popleft()
+        return Sent((), lambda: known)
+
+    @property
+    def seq(self) -> int:
         """The number of the next exchange; also keys the codecs' draws, so both worlds count alike."""
+        return self._seq
+
+    def next_seq(self) -> None:
+        """This worker has brought all that it brings to an exchange."""
         self._seq += 1
-        return self._seq - 1
+        self._transport.turn_page(self._seq)
 
     def wait(self, sent: Sent) -> Vec:
         self._transport.waiter.wait(sent.works, f"the others' share at step {self.me.t}")

@@ -231,10 +231,10 @@ class Gradients:
     def _exchange(self, active: bool) -> int:
         """Sum what backward left, and divide. What was averaged before stays so: the mean of equal numbers."""
         t = self.me.t
-        self._driver.next_seq()
         works = self._buckets.finish(self._start, t, active)
         self._transport.waiter.wait(works, f"the gradients of step {t}")
         count, step = self._buckets.settle(t, active)
+        self._driver.next_seq()
         self._exchanging, self._exchanged = False, True
         self._exchanges += 1
         if not active and count and step == (t - 1) % STEP_MODULUS:
@@ -246,10 +246,11 @@ class Gradients:
         assert asks.codec is not None
         own = OwnGradient(self._flat) if active else None
         present = torch.tensor([active and p.grad is not None for p in self._flat.params], dtype=torch.uint8)
-        key = (self.me.seed, self._driver.next_seq())
+        key = (self.me.seed, self._driver.seq)
         mean, counts = self._transport.coded.gradients(
             own, present, self._flat.x, asks.codec, self._block(asks), key, asks.gathers
         )
+        self._driver.next_seq()
         if mean is None:
             return None
         self._memory.copy_(mean)

@@ -153,6 +153,14 @@ class Attached(torch.optim.Optimizer):
         return self._run.members
 
     @property
+    def begun_at(self) -> int:
+        """The step with which this worker began: 0, unless its process was started again and took over a replica.
+
+        A loop that goes by the number of the step begins there: ``for step in range(optimizer.begun_at, steps)``.
+        """
+        return self._run.begun_at
+
+    @property
     def is_over(self) -> bool:
         """Whether the run has ended, well or not."""
         return self._run.is_over

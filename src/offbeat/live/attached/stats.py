@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,6 +23,7 @@ from offbeat.runs.trace import Trace
 
 if TYPE_CHECKING:
     from offbeat.live.carriers.exchanges import Transport
+    from offbeat.live.worker.news import Loss
 
 KEPT = 4096  # steps whose times are kept, the last ones
 EXCHANGED = 65536  # numbers that are exchanged at the end, over all workers
@@ -109,7 +110,7 @@ class Stats:
         self._begun_s = self._last_s
         self._ended_s: float | None = None  # when there was no more data, from the beginning on
         self.work: list[str] = []  # what became of shared work, in words
-        self.dead: Mapping[int, float] = {}  # those without whom the run goes on, and when that was heard of
+        self.losses: Callable[[], Sequence[Loss]] = tuple  # those without whom the others went on
 
     def begin(self) -> None:
         """Attached: the loop can begin, on all workers."""
@@ -207,6 +208,13 @@ class Stats:
                 return packed
             waits.pop()
 
+    def _of_loss(self, loss: Loss) -> str:
+        after = f"{format_seconds(max(loss.at_s - self._begun_s, 0.0))} after the run had begun"
+        if loss.back_s is None:
+            return f"Rank {loss.rank} died {after}, and the others went on."
+        back = format_seconds(loss.back_s - loss.at_s)
+        return f"Rank {loss.rank} died {after}, the others went on, and it was back {back} later."
+
     def summary(self, optimizer: Watched) -> Summary:
         me, everyone = optimizer.me, self._everyone
         ranks: tuple[RankSummary, ...] = (
@@ -232,10 +240,7 @@ class Stats:
             told = ["The run ended before finish() was through, so the other ranks' times are not known."]
         else:
             told = ["The other ranks' rows, and who was waited for, are known after finish()."]
-        told += [
-            f"Rank {rank} died {format_seconds(at_s - self._begun_s)} after the run had begun, and the others went on."
-            for rank, at_s in self.dead.items()
-        ]
+        told += [self._of_loss(loss) for loss in self.losses()]
         told += elsewhere
         if optimizer.carriers:
             ways = " and ".join(WAYS[name] for name in optimizer.carriers)

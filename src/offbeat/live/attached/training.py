@@ -19,6 +19,7 @@ from offbeat.live.attached.driver import Driver
 from offbeat.live.attached.equal import share_beginning
 from offbeat.live.attached.flat import Flat
 from offbeat.live.attached.gradient import only_reads_gradients
+from offbeat.live.attached.handing import Hands
 from offbeat.live.attached.others import Others
 from offbeat.live.attached.stats import Stats
 from offbeat.live.attached.stepping import Stepping
@@ -28,7 +29,7 @@ from offbeat.live.carriers.island import Island
 from offbeat.live.host import looking
 from offbeat.live.host.status import JobStatus
 from offbeat.live.partial.endpoints import Endpoints
-from offbeat.live.transport import elsewhere, notice
+from offbeat.live.transport import elsewhere, hosts, notice
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.work import share
 from offbeat.live.work.follow import keep_up
@@ -58,7 +59,9 @@ class Training:
         self._flat = flat = Flat(model, inner, given.mesh)
         if flat.island is not None:
             refusals.check_sharded(strategy)
-        board.agree(refusals.facts(flat, strategy, **given.must_be_equal), given.patience_s)
+        self._returns = hosts.returns() > 0 and board.has_posted_before
+        facts = refusals.facts(flat, strategy, **given.must_be_equal)
+        (board.come_back if self._returns else board.agree)(facts, given.patience_s)
         self._island: Island | None = None
         try:
             if flat.island is not None:
@@ -68,7 +71,8 @@ class Training:
             self.transport = Transport(
                 Waiter(board, given.patience_s), board, devices, of_shards=self._island is not None
             )
-            share_beginning(flat, self.transport, self._island)
+            if not self._returns:
+                share_beginning(flat, self.transport, self._island)
             self._refuse_what_cannot_go_on()
             self.transport.waiter.until(board.has_attached(), "the others to attach")
         except BaseException as error:
@@ -113,18 +117,35 @@ class Training:
         parts = (flat, board, self.transport, self._driver, self.endpoints)
         self.stepping = Stepping(*parts, given.accumulate, self._recorder)
         self._others = self.endpoints.others = Others(*parts, self.stepping, lambda: keep_up(inner), self._island)
+        self._hands = Hands(flat, inner, board, self.transport, self._driver, self.endpoints)
         self._left = state.Left()
+        self.begun_at = 0
         self._everyone = board.members
         self.is_over = self._ended_well = False
         self._handled = id(sys.exc_info()[1])  # the script may have been started from an except clause
         self._inner_steps = refusals.OnlyAttachedSteps(inner)
         elsewhere.attached(board.name, self.stats.ledger, flat.tensors)
         share.attached(self.name, self._steps_together)
-        self.stats.begin()
-        self.stats.dead = board.dead
         atexit.register(self._at_exit)
         if board.min_workers:
             notice.heed(board.name, board.rank, lambda: self._leave(notice.LEFT_AFTER))
+        if self._returns:
+            self._come_back(given.patience_s)
+        self.stats.begin()
+        self.stats.losses = lambda: board.losses
+
+    def _come_back(self, patience_s: float) -> None:
+        """Take a member's replica over, and be there where it is."""
+        self._recorder.cannot("a worker has come back in it")
+        try:
+            self._hands.take(patience_s)
+            self.stepping.reset()
+            with torch.no_grad():
+                self._driver.start()
+        except BaseException as error:
+            self.abandon(f"{type(error).__name__}: {error}")
+            raise
+        self.begun_at = self.me.t
 
     def _refuse_what_cannot_go_on(self) -> None:
         """All ranks find the same."""
@@ -171,6 +192,9 @@ class Training:
     def took_step(self) -> None:
         """One more is over; whoever looks at the job is shown."""
         self._board.took_steps(self.me.t)
+        if self._board.min_workers and self._board.wanted:
+            with torch.no_grad():
+                self._hands.over()
 
     def status(self) -> JobStatus:
         """What is known of the job now."""
@@ -292,7 +316,7 @@ class Training:
             self.stats.work = share.in_words(self.name)  # all have told, and the store is there until all have read
             if self.me.size > 1:
                 self.transport.agree_on(torch.zeros(1), dist.ReduceOp.SUM, "the others to finish")
-        if self._board.dead:
+        if self._board.losses:
             self._recorder.cannot("workers died in it")
         self._recorder.end(self.me.rank, self._flat.whole())
         self._release()

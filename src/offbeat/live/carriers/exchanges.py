@@ -60,6 +60,20 @@ class Transport:
         return self._in_step
 
     @property
+    def place(self) -> tuple[int, int]:
+        """Where in the run's exchanges this worker is."""
+        return self.in_step.place
+
+    @place.setter
+    def place(self, place: tuple[int, int]) -> None:
+        self.in_step.place = place
+
+    def turn_page(self, page: int) -> None:
+        """The exchanges that follow are those of another place in the run, which is the same on all ranks."""
+        if self._in_step is not None:
+            self._in_step.page = page
+
+    @property
     def homes(self) -> list[str]:
         """The hosts of all ranks."""
         return [own.home for own in self._equipment]

@@ -20,3 +20,9 @@ class Sent(Ticket[Vec]):
     def result(self) -> Vec:
         """Call once, when all works are done."""
         return self._result()
+
+    def keep(self) -> Vec:
+        """The result, now; `result` will answer the same."""
+        value = self._result()
+        self.works, self._result = (), lambda: value
+        return value

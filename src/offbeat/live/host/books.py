@@ -21,6 +21,10 @@ FEW = 4  # places in an expression that grows; more are added up
 Send = Callable[[Any], None]
 
 
+def unheard(message: Any) -> None:
+    """Nobody is there who would hear it."""
+
+
 class Reply(NamedTuple):
     """An answer that may have to wait for sums. ``vectors``: what is given, each with what is said of it."""
 
@@ -89,6 +93,12 @@ class ClientRecord:
         self.replies.clear()
         self._unreleased.clear()
         self.news.clear()
+
+    def comes(self, send: Send) -> ClientRecord:
+        """Its worker, of which nobody had heard yet, is there."""
+        self._send = send
+        self.news.clear()
+        return self
 
     def tell(self, news: Any) -> None:
         """With the next answer, to all ranks that bring something."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from offbeat.live.host import protocol as say
-from offbeat.live.host.books import Books, ClientRecord, Reply, Send
+from offbeat.live.host.books import Books, ClientRecord, Reply, Send, unheard
 from offbeat.live.host.host_sums import GivenByHost, Summed
 from offbeat.live.host.ledger import Expression, Sum, Written
 from offbeat.live.host.server import Counterparts, MeetingServer, Whereabouts
@@ -191,6 +191,8 @@ class ChannelServer(MeetingServer):
     def seat(self, worker: int, message: say.OpenChannel, send: Send) -> ClientRecord:
         if message.spares and self._rules.spares:
             self._spares.can(worker)
+        if worker in self._returning:
+            return self._clients[worker].comes(send)
         log: list[Event] | None = [] if message.logs else None
         seat = self._seats[worker] = Seat(
             self._rules,
@@ -218,6 +220,23 @@ class ChannelServer(MeetingServer):
         self._tell(rank, notice)
         self._end_of_message()
         self._go_on()
+
+    def can_revive(self, rank: int, twin_of: int) -> bool:
+        is_quiet = not (self._announced or self._due or self._under_way or self._flushing)
+        dead, client = self._clients.get(rank), self._clients.get(twin_of)
+        has_counted = dead is None or (dead.put_by is None and dead.seat.has_counted)
+        is_training = client is not None and not client.seat.takes_each
+        return is_quiet and has_counted and is_training and super().can_revive(rank, twin_of)
+
+    def revive(self, rank: int, twin_of: int) -> None:
+        super().revive(rank, twin_of)
+        seat = self._seats[rank] = self._clients[twin_of].seat.twin(rank)
+        self._clients[rank] = self._books.clients[rank] = Seated(self.key, rank, unheard, None, seat)
+        self._referees.returning(rank, twin_of)
+
+    def has_returned(self, worker: int) -> None:
+        self._tell(worker, self._clients[worker].seat.returned())
+        self._end_of_message()
 
     def waits_for(self, rank: int) -> tuple[int, int]:
         """How many results it has heard of, and how many it waits for."""
@@ -266,7 +285,9 @@ class ChannelServer(MeetingServer):
             client.reads_nothing_own()
             self._books.grant(client)
         elif message.slot >= 0:
-            client.seat.tray.deposit(client.written(message.slot), Deposit(-1, self._first_round))
+            brought = client.written(message.slot)
+            if worker not in self._returning:  # else something answers for it already, and rounds may have had it
+                client.seat.tray.deposit(brought, Deposit(-1, self._first_round))
             self._books.grant(client)
         self._reply(client)
 

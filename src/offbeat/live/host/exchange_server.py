@@ -1,9 +1,10 @@
 """Exchanges in step at the host process: everybody lays something down, and is answered when those have whom it needs.
 
-The n-th exchange of one member meets the n-th of every other. A sum that several members want is made once. Where the
-members are on several hosts and all want the same sum, each host adds up what its own have brought, and the hosts sum
-their parts: two hosts send each other what they have; what is coded, or long and of more hosts, goes in two phases
-(host_sums.py). What some members want as it is goes to their hosts.
+An exchange of one member meets those of the others that have its number. A number says at which *page* of the run an
+exchange is, and which of those there: so whoever has returned knows where the others are. A sum that several members
+want is made once. Where the members are on several hosts and all want the same sum, each host adds up what its own have
+brought, and the hosts sum their parts: two hosts send each other what they have; what is coded, or long and of more
+hosts, goes in two phases (host_sums.py). What some members want as it is goes to their hosts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from offbeat.live.host.books import Books, ClientRecord, Reply, Send
 from offbeat.live.host.host_sums import GivenByHost, Summed
 from offbeat.live.host.ledger import Expression, Sum
 from offbeat.live.host.server import BookedServer, Counterparts, Whereabouts
+
+PAGE = 1 << 32  # exchanges of a page, at most
 
 
 class Exchange:
@@ -67,7 +70,7 @@ class Exchange:
         return [note for _, note in sorted({**self.notes, **told}.items())]
 
     def absent(self, lay: say.Lay) -> list[int]:
-        """Whom it names, and who has died before this exchange."""
+        """Whom it names, and who has brought nothing to this exchange, not even a note."""
         return [m for m in dict.fromkeys([*(m for m, _ in lay.sums), *lay.reads]) if m not in self.laid]
 
     def _weights(self, member: int, lay: say.Lay) -> list[tuple[int, float]]:
@@ -93,6 +96,8 @@ class ExchangeServer(BookedServer):
         super().__init__(key, plan, others, books)
         self._clients: dict[int, ClientRecord] = {}
         self._exchanges: dict[int, Exchange] = {}
+        self._last: dict[int, int] = {}  # the exchange that a member has come to last
+        self._numbers_are_pages = bool(plan["pages"])
 
     def values(self) -> list[Expression]:
         return [vector for one in self._exchanges.values() for vector in one.values()]
@@ -111,6 +116,18 @@ class ExchangeServer(BookedServer):
             exchange.wants.pop(rank, None)
             self._answer(number, exchange)
 
+    def revive(self, rank: int, twin_of: int) -> None:
+        super().revive(rank, twin_of)
+        self._last.pop(rank, None)
+
+    def _will_come(self, number: int, member: int) -> bool:
+        """Whether it has still to come to this exchange. The dead never do, nor who has returned at a later page, nor
+        who has gone past: it was there while others were dead.
+        """
+        if member in self._dead or self._last.get(member, -1) >= number:
+            return False
+        return not self._numbers_are_pages or number // PAGE >= self.pages.get(self.ranks[member], 0)
+
     def _reply(self, client: ClientRecord, how: str, about: object = None, vectors: Any = ()) -> None:
         self._books.reply(client, Reply(how, about, 0, [], [(vector, None) for vector in vectors]))
 
@@ -122,9 +139,12 @@ class ExchangeServer(BookedServer):
             case say.Lay(number=number, slot=slot):
                 client.release(message.released)
                 exchange = self._exchanges.setdefault(number, Exchange())
-                exchange.laid[worker] = None if slot < 0 else client.written(slot)
+                brought = None if slot < 0 else client.written(slot)
                 client.own = None
-                exchange.notes[worker], exchange.wants[worker] = message.note, message
+                self._last[worker] = number
+                if worker not in exchange.laid:  # else it had died after that, and others may have what it brought then
+                    exchange.laid[worker], exchange.notes[worker] = brought, message.note
+                exchange.wants[worker] = message
                 if worker == self.others.here[0]:
                     exchange.first = message
                 if self.others.others:
@@ -187,18 +207,18 @@ class ExchangeServer(BookedServer):
     def _can_answer(self, exchange: Exchange, lay: say.Lay) -> bool:
         if lay.alike and self.others.others:
             return exchange.summed is not None or len(exchange.parts) == len(self.others.hosts)
-        return self._dead.issuperset(exchange.absent(lay))
+        return not any(self._will_come(lay.number, member) for member in exchange.absent(lay))
 
     def _answer(self, number: int, exchange: Exchange) -> None:
         for worker, lay in list(exchange.wants.items()):
             if self._can_answer(exchange, lay):
                 del exchange.wants[worker]
-                absent = [member for member in exchange.absent(lay) if member in self._dead]
+                absent = [] if self.others.others else exchange.absent(lay)
                 about = [number, exchange.notes_for(lay), absent]
                 self._reply(self._clients[worker], "exchange", about, exchange.answer(worker, lay))
-        all_have_laid = exchange.laid.keys() >= set(self.others.here) - self._dead
-        if number in self._exchanges and all_have_laid and not exchange.wants:
-            self.rounds = max(self.rounds, number + 1)
+        all_have_come = not any(self._will_come(number, member) for member in self.others.here)
+        if number in self._exchanges and all_have_come and not exchange.wants:
+            self.rounds += 1
             del self._exchanges[number]  # what was answered stands on what it needs
 
     def places(self) -> dict[int, Whereabouts]:

@@ -4,6 +4,11 @@ All workers of a run hear all facts, in one order: whoever knows a fact knows ev
 workers are on several hosts, the first host's server makes that order. A worker's end is told by its own host to all:
 they hear of it before that host leaves, which would be a loss without it. What is known before a worker comes, it is
 told when it does.
+
+**Coming back.** A worker that comes in place of a dead one says that it returns. All members hear that a replica is
+wanted. Each says so when it is between two steps, and the first of them for whom all channels can do it lays its
+replica into the arena. When that has been said, the returned one is that worker's *twin*, at one moment for all
+channels: whatever includes the one from then on includes the other, and what the one has said, the other has said.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from offbeat.live.memory.arena import Arena
 from offbeat.rounds.bell import Rope
 
 LOSSES = ("failed", "gone", "left")
+PROGRESS = ("reached/", "done/", "average/", "meeting/")  # facts by which a worker says how far it is
 GO_ON = "the others go on"
 ANSWER_S = 1.0  # for other hosts to say what their workers are doing
 
@@ -37,10 +43,44 @@ class Question(NamedTuple):
     hosts: set[int]
 
 
-class FactsServer(Server):
-    """One run's. ``doing`` says in words what a worker is doing; None: its process is stopped. ``bury`` lets all
-    channels of a run go on without a rank.
+class Membership(NamedTuple):
+    """What all channels of a run do together: ``bury`` a rank, or let one be a worker again as the twin of another.
+
+    ``can_revive``: whether all can now; ``revive`` is told the run, the two, and the page of exchanges in step at which
+    the twin goes on.
     """
+
+    bury: Callable[[str, int], None]
+    can_revive: Callable[[str, int, int], bool]
+    revive: Callable[[str, int, int, int], None]
+
+
+class Laid(NamedTuple):
+    """A replica in the arena, for those who have returned and not taken it yet."""
+
+    at: int
+    room: int
+    takers: set[int]
+
+
+def with_twin(facts: dict[str, str], of_other: dict[str, str], worker: int) -> dict[str, str]:
+    """The facts, when ``worker`` has said how far it is as the other one has."""
+    kept = {name: value for name, value in facts.items() if not _is_progress_of(name, worker)}
+    said = {f"{name.rpartition('/')[0]}/{worker}": value for name, value in of_other.items()}
+    return {**kept, **said}
+
+
+def progress_of(facts: dict[str, str], worker: int) -> dict[str, str]:
+    """What a worker has said of how far it is."""
+    return {name: value for name, value in facts.items() if _is_progress_of(name, worker)}
+
+
+def _is_progress_of(name: str, worker: int) -> bool:
+    return name.startswith(PROGRESS) and name.endswith(f"/{worker}")
+
+
+class FactsServer(Server):
+    """One run's. ``doing`` says in words what a worker is doing; None: its process is stopped."""
 
     def __init__(
         self,
@@ -48,10 +88,14 @@ class FactsServer(Server):
         plan: dict[str, Any],
         others: Counterparts,
         doing: Callable[[str, int], str | None],
-        bury: Callable[[str, int], None],
+        membership: Membership,
+        arena: Arena,
     ) -> None:
         super().__init__(key, plan, others)
-        self._doing, self._bury = doing, bury
+        self._doing, self._membership, self._arena = doing, membership, arena
+        self._returning: list[int] = []  # who want a replica
+        self._being_laid: dict[int, tuple[int, int]] = {}  # by whom: where in the arena, and so many bytes
+        self._laid: list[Laid] = []
         self._facts: dict[str, str] = {}
         self._sends: dict[int, Send] = {}
         self._lost: list[Any] = []  # what is said of those who have failed, or are gone
@@ -78,7 +122,15 @@ class FactsServer(Server):
                 then = self._what_then(worker)
                 self._publish(say.ToldToAll(self.key, worker, "left", then, how))
                 self._sends[worker](self._gone(worker, then, said=how))  # all that it has handed in has been heard
-                self._bury(self.root, self.ranks[worker])
+                self._membership.bury(self.root, self.ranks[worker])
+            case say.Returns():
+                self._returns(worker)
+            case say.CanHand(nbytes=nbytes):
+                self._can_hand(worker, nbytes)
+            case say.Handed():
+                self._handed(worker, message)
+            case say.HasTaken():
+                self._taken(worker)
             case say.Ask(number=number):
                 until_s = time.monotonic() + ANSWER_S
                 self._questions.append(Question(worker, number, until_s, self._all_are(), {self.others.me}))
@@ -127,6 +179,8 @@ class FactsServer(Server):
         if told.what == "fact":
             self._facts[told.name] = told.value
             self._tell(say.Fact(self.key, told.name, told.value), but=worker)
+            if told.name.startswith("done/"):
+                self._refuse_if_others_end()
         elif worker not in self._ended:
             self._ended.add(worker)
             if told.what in LOSSES and then != GO_ON and self._first_loss is None:
@@ -171,6 +225,87 @@ class FactsServer(Server):
             return f"{left} would be left, and min_workers is {self.least}"
         return GO_ON
 
+    # Coming back.
+
+    def bury(self, rank: int) -> None:
+        super().bury(rank)
+        if rank in self._being_laid:
+            self._arena.give_back(*self._being_laid.pop(rank))
+        self._taken(rank)
+        if rank in self._returning:
+            self._returning.remove(rank)
+            self._say_who_want()
+        self._refuse_if_others_end()
+
+    def _returns(self, worker: int) -> None:
+        if worker not in self._dead:
+            why = "it is a member" if self.least else "the run needs all its workers, and has lost one"
+            self._sends[worker](say.NoReturn(self.key, why))
+            return
+        self._returning.append(worker)
+        self._refuse_if_others_end()
+        self._say_who_want()
+
+    def _say_who_want(self) -> None:
+        for worker in self._members:
+            self._sends[worker](say.Wanted(self.key, len(self._returning)))
+
+    @property
+    def _members(self) -> list[int]:
+        return [worker for worker in self._sends if worker not in self._left]
+
+    def _refuse_if_others_end(self) -> None:
+        """Nobody comes between two steps any more."""
+        if all(f"done/{worker}" in self._facts for worker in self._members):
+            returning, self._returning = self._returning, []
+            for worker in returning:
+                self._sends[worker](say.NoReturn(self.key, "the others have taken all their steps"))
+
+    def _can_hand(self, worker: int, nbytes: int) -> None:
+        if worker in self._being_laid:  # it had not waited for the answer
+            self._arena.give_back(*self._being_laid.pop(worker))
+        can = bool(self._returning) and not self._being_laid and self._can_be_twins_of(worker)
+        if can:
+            self._being_laid[worker] = self._arena.take(nbytes), nbytes
+        self._sends[worker](say.HandHere(self.key, self._being_laid[worker][0] if can else -1))
+
+    def _can_be_twins_of(self, worker: int) -> bool:
+        can = self._membership.can_revive
+        return all(can(self.root, self.ranks[one], self.ranks[worker]) for one in self._returning)
+
+    def _handed(self, worker: int, handed: say.Handed) -> None:
+        if worker not in self._being_laid:
+            raise ValueError("a replica for which there was no place")
+        at, room = self._being_laid.pop(worker)
+        if handed.nbytes and not self._can_be_twins_of(worker):  # no longer; they go on waiting
+            self._arena.give_back(at, room)
+            return
+        returning, self._returning = self._returning, []
+        if not handed.nbytes or not returning:
+            self._arena.give_back(at, room)
+        for one in returning if not handed.nbytes else ():
+            self._sends[one](
+                say.NoReturn(self.key, f"rank {self.ranks[worker]} cannot lay down its replica: {handed.why}")
+            )
+        if handed.nbytes and returning:
+            self._laid.append(Laid(at, room, set(returning)))
+            for one in returning:
+                self._membership.revive(self.root, self.ranks[one], self.ranks[worker], handed.page)
+                self._facts = with_twin(self._facts, progress_of(self._facts, worker), one)
+                self._ended.discard(one)
+                self._lost = [gone for gone in self._lost if gone.worker != one]
+                for member in self._members:
+                    self._sends[member](say.Returned(self.key, one, worker))
+                self._sends[one](say.Replica(self.key, at, handed.nbytes))
+        self._say_who_want()
+
+    def _taken(self, worker: int) -> None:
+        for one in list(self._laid):
+            one.takers.discard(worker)
+            if not one.takers:
+                self._laid.remove(one)
+                self._arena.give_back(one.at, one.room)
+
     def lost(self, host: int, words: str) -> None:
         for worker, home in enumerate(self.others.home_of):
             if home == host:
@@ -194,6 +329,10 @@ class FactsServer(Server):
 
     def close(self) -> None:
         self._sends = {}
+        for at, room in self._being_laid.values():
+            self._arena.give_back(at, room)
+        for one in self._laid:
+            self._arena.give_back(one.at, one.room)
 
 
 class BellServer(Server):
@@ -209,11 +348,14 @@ class BellServer(Server):
         self._arena, self._place, self._rope = arena, arena.take(8), Rope(len(others.host_of))
         self._word = arena.bytes_at(self._place, 8)
         self._word[:] = 0
+        self._rang: dict[int, int] = {}  # for which round a worker has pulled last
 
     def open(self, message: say.OpenChannel, send: Send) -> None:
         send(say.Answer(self.key, 1, "open", self._place, 0, [], [], [], {}, [], []))
 
     def hear(self, worker: int, message: Any) -> None:
+        if isinstance(message, say.Ring):
+            self._rang[worker] = message.r
         if isinstance(message, say.Ring) and not self.others.decides:
             self.others.send(0, message)
         elif isinstance(message, say.Ring) and self._rope.pull(message.r, message.workers):
@@ -224,6 +366,10 @@ class BellServer(Server):
         super().bury(rank)
         for r in self._rope.one_less():
             self._has_rung(r)
+
+    def revive(self, rank: int, twin_of: int) -> None:
+        super().revive(rank, twin_of)
+        self._rope.one_more(self._rang.get(twin_of, -1))
 
     def hear_host(self, host: int, message: Any, value: Expression | None) -> None:
         if isinstance(message, say.Rung):

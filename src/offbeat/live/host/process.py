@@ -36,7 +36,7 @@ from offbeat.live.host.adders import Adders, threads
 from offbeat.live.host.books import Books
 from offbeat.live.host.channel_server import ChannelServer
 from offbeat.live.host.exchange_server import ExchangeServer
-from offbeat.live.host.facts_server import BellServer, FactsServer
+from offbeat.live.host.facts_server import BellServer, FactsServer, Membership
 from offbeat.live.host.ledger import Expression
 from offbeat.live.host.links import Links
 from offbeat.live.host.onlookers import HANDS_IN, Onlookers
@@ -146,6 +146,7 @@ class Host:
         self._name, self._links = "", None  # type: str, Links | None
         self._opened: dict[str, set[str]] = {}  # which other hosts' workers have come to a channel
         self._dead: dict[str, list[int]] = {}  # of runs that go on without them
+        self._came_back: dict[str, dict[int, int]] = {}  # at which pages of a run's exchanges its workers went on
         self._leaving: dict[str, float] = {}  # servers whose workers have left, and until when others may hear the rest
         self._coming: dict[str, tuple[str, int]] = {}  # for whose vector on its way a slot was taken, by host
         self._stretches: dict[str, tuple[say.Stretch, torch.Tensor]] = {}  # the same for what goes into no slot
@@ -378,6 +379,24 @@ class Host:
                     self._refuse_all(key, f"{type(error).__name__}: {error}, about the death of rank {rank}")
                 self._part_if_all_have(key, server)
 
+    def _can_revive(self, root: str, rank: int, twin_of: int) -> bool:
+        """Whether a dead worker of a run can be one again now, as the twin of another one."""
+        return all(
+            server.can_revive(server.ranks.index(rank), server.ranks.index(twin_of))
+            for server in self._servers.values()
+            if server.root == root and {rank, twin_of} <= set(server.ranks)
+        )
+
+    def _revive(self, root: str, rank: int, twin_of: int, page: int) -> None:
+        """It is one: all channels that it has a part in hear so, at one moment."""
+        self._dead[root].remove(rank)
+        self._came_back.setdefault(root, {})[rank] = page
+        for server in self._servers.values():
+            if server.root == root and rank in server.ranks:
+                other = server.ranks.index(twin_of) if twin_of in server.ranks else -1
+                server.pages = self._came_back[root]
+                server.revive(server.ranks.index(rank), other)
+
     def _refuse_all(self, key: str, words: str) -> None:
         for connection in self._connections:
             if key in connection.workers:
@@ -430,9 +449,12 @@ class Host:
             if message.key not in self._servers:
                 made = self._servers[message.key] = self._server(message.key, message.plan)
                 self._tell_others(message.key)
+                made.pages = self._came_back.get(made.root, {})
                 for rank in self._dead.get(made.root, ()):
                     if rank in made.ranks:
                         made.bury(made.ranks.index(rank))
+            if any(one.workers.get(message.key) == message.worker for one in self._connections):
+                raise ValueError(f"worker {message.worker} is there already; is a RANK given twice?")
             connection.workers[message.key] = message.worker
             connection.words[message.key] = message.word
             self._servers[message.key].open(message, connection.send)
@@ -443,7 +465,8 @@ class Host:
         of = int(plan.get("of", 1))
         others = Counterparts(key, plan["homes"], int(plan["size"]), self._name, self._carry, of, self._trip_s)
         if plan["what"] == "facts":
-            return FactsServer(key, plan, others, self._doing, self._bury)
+            membership = Membership(self._bury, self._can_revive, self._revive)
+            return FactsServer(key, plan, others, self._doing, membership, self._arena)
         if plan["what"] == "bell":
             return BellServer(key, plan, others, self._arena)
         kinds = [(getattr(torch, name), int(n)) for name, n in plan["kinds"]]

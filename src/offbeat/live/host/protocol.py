@@ -263,6 +263,38 @@ class Leave(NamedTuple):
     how: str
 
 
+class Returns(NamedTuple):
+    """The worker comes in place of one that has died, and wants a member's replica."""
+
+    key: str
+
+
+class CanHand(NamedTuple):
+    """The worker is between two steps, and could lay its replica down, which takes up to so many bytes."""
+
+    key: str
+    nbytes: int
+
+
+class Handed(NamedTuple):
+    """It lies where it was to lie, ``nbytes`` of it; 0: it could not be laid down, and ``why``.
+
+    All that the worker has said before is in it, and nothing that it says from now on. ``page``: of its exchanges in
+    step, where it goes on.
+    """
+
+    key: str
+    nbytes: int
+    page: int
+    why: str
+
+
+class HasTaken(NamedTuple):
+    """The worker goes on as the one that has laid its replica down."""
+
+    key: str
+
+
 class Ask(NamedTuple):
     """What is everybody doing?"""
 
@@ -359,6 +391,43 @@ class Gone(NamedTuple):
     goes_on: bool
     why: str
     said: str
+
+
+class Wanted(NamedTuple):
+    """So many have returned, and want a member's replica."""
+
+    key: str
+    many: int
+
+
+class HandHere(NamedTuple):
+    """The answer to CanHand: where in the arena the replica is to lie; −1: nowhere now."""
+
+    key: str
+    at: int
+
+
+class Replica(NamedTuple):
+    """What the worker has asked for as it returned lies there."""
+
+    key: str
+    at: int
+    nbytes: int
+
+
+class Returned(NamedTuple):
+    """A worker that had died is a member again: what ``twin_of`` had said by now, it has said, too."""
+
+    key: str
+    worker: int
+    twin_of: int
+
+
+class NoReturn(NamedTuple):
+    """It cannot be one, and ``why``."""
+
+    key: str
+    why: str
 
 
 class Doing(NamedTuple):
@@ -678,6 +747,10 @@ KINDS: tuple[type[Any], ...] = (
     Fail,
     Bye,
     Leave,
+    Returns,
+    CanHand,
+    Handed,
+    HasTaken,
     Ask,
     Ring,
     Close,
@@ -686,6 +759,11 @@ KINDS: tuple[type[Any], ...] = (
     Fact,
     Failed,
     Gone,
+    Wanted,
+    HandHere,
+    Replica,
+    Returned,
+    NoReturn,
     Doing,
     Refused,
     Listen,

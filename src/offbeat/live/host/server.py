@@ -11,7 +11,7 @@ message says which exchange, round or visit it belongs to, and nothing is known 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -244,6 +244,7 @@ class Server:
         self.least = int(plan.get("min_workers", 0))  # with so many the run goes on; 0: it does not without any
         self._left: set[int] = set()
         self._dead: set[int] = set()
+        self.pages: Mapping[int, int] = {}  # of those who have returned, as the run numbers them: where they went on
 
     def open(self, message: say.OpenChannel, send: Send) -> None:
         """A rank comes."""
@@ -268,6 +269,15 @@ class Server:
         """It is dead, whether it has come here or not, and the others go on; what it has said counts."""
         self._left.add(rank)
         self._dead.add(rank)
+
+    def can_revive(self, rank: int, twin_of: int) -> bool:
+        """Whether a dead rank can be a worker again now, as the twin of another one between two steps."""
+        return True
+
+    def revive(self, rank: int, twin_of: int) -> None:
+        """It is one: whatever includes the other one from now on includes it. ``twin_of``: −1 if that is not here."""
+        self._left.discard(rank)
+        self._dead.discard(rank)
 
     @property
     def all_have_left(self) -> bool:
@@ -412,6 +422,7 @@ class MeetingServer(BookedServer):
             self._shards.append(books.memory.of_shard(Shard(before, before + parts, number, others.of)))
             before += parts
         self._passages = defaultdict[tuple[int, int], Passage](Passage)  # of a worker, with another host
+        self._returning: set[int] = set()  # workers again, that have not come yet
         self._meant: dict[int, int] = {}  # for slots that are granted here: which of the seat's they stand for
 
     @property
@@ -472,7 +483,11 @@ class MeetingServer(BookedServer):
             self.begin(worker, message)
         elif isinstance(message, say.FirstDeposit):
             self.begin(worker, message)
-            self.has_come(worker)
+            if worker in self._returning:
+                self._returning.discard(worker)
+                self.has_returned(worker)
+            else:
+                self.has_come(worker)
         elif self._all_are_there:
             self.hear_in_time(worker, message)
         else:
@@ -492,9 +507,20 @@ class MeetingServer(BookedServer):
 
     def bury(self, rank: int) -> None:
         super().bury(rank)
+        self._returning.discard(rank)
         if rank not in self._there:  # nobody waits for it
             self.has_come(rank)
         self._forget_grants()
+
+    def can_revive(self, rank: int, twin_of: int) -> bool:
+        return self._all_are_there and self._books.clients[twin_of].put_by is None
+
+    def revive(self, rank: int, twin_of: int) -> None:
+        super().revive(rank, twin_of)
+        self._returning.add(rank)
+
+    def has_returned(self, worker: int) -> None:
+        """One that had died is there again."""
 
     def has_come(self, worker: int) -> None:
         """A worker of this host is there."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from offbeat.live.host import protocol as say
-from offbeat.live.host.books import Books, ClientRecord, Reply, Send
+from offbeat.live.host.books import Books, ClientRecord, Reply, Send, unheard
 from offbeat.live.host.ledger import Expression, Sum
 from offbeat.live.host.server import EVERYBODY, Counterparts, MeetingServer, Whereabouts
 from offbeat.rounds.seat import Event
@@ -59,8 +59,21 @@ class WeightsServer(MeetingServer):
         return {**super().places(), **own}
 
     def seat(self, worker: int, message: say.OpenChannel, send: Send) -> ClientRecord:
+        if worker in self._returning:
+            return self._sharers[worker].comes(send)
         client = self._sharers[worker] = Sharer(self.key, worker, send, [] if message.logs else None)
         return client
+
+    def can_revive(self, rank: int, twin_of: int) -> bool:
+        return super().can_revive(rank, twin_of) and twin_of not in self._retired
+
+    def revive(self, rank: int, twin_of: int) -> None:
+        """Its weights are those of the other one by now."""
+        super().revive(rank, twin_of)
+        self._retired.discard(rank)
+        me = self._sharers[rank] = Sharer(self.key, rank, unheard, None)
+        me.shared = SharedVec(cast(Any, self._sharers[twin_of].y))
+        self._books.clients[rank] = me
 
     def bury(self, rank: int) -> None:
         """Its weights are nobody's from now on. What it has given in meetings stays with the others."""
@@ -77,7 +90,9 @@ class WeightsServer(MeetingServer):
 
     def begin(self, worker: int, message: Any) -> None:
         me = self._sharers[worker]
-        me.shared = SharedVec(me.written(message.slot), me.log)
+        brought = me.written(message.slot)
+        if worker not in self._returning:  # else they are there, and others may have met them
+            me.shared = SharedVec(brought, me.log)
         self._books.reply(me, Reply("heard", None, 0, [], ()))
         self._books.grant(me)
 

@@ -87,6 +87,7 @@ class Endpoints:
         self._first_round = self._wire_bytes = 0
         self._waited_s, self._lost, self._is_over = 0.0, list[int](), False
         self._times_stood = 0
+        self._standing: dict[str, Any] | None = None  # of the one that this worker is a twin of
         self._stood: Vec | None = None
         self.trace = Trace(keep_spans=False)
         self._opening = Opening(board, transport, patience_s, log, island, self.trace, twin)
@@ -167,13 +168,18 @@ class Endpoints:
         board = self._board.section(name)
         made = Endpoints(board, self._transport, self._patience_s, log, self._island)
         made.others = self.others
+        if self._standing is not None:
+            made.take_over(self._standing["beside"][name])
         return self._beside.setdefault(name, made)  # one that is there already refuses
 
     def open(self, effect: Open, me: Replica) -> None:
         """Every rank comes here at its first step."""
         self._refuse_if_open()
-        self._client = self._opening.channel(effect, me, self._agreed_first_round())
+        first = self._agreed_first_round() if self._standing is None else self._first_round
+        self._client = self._opening.channel(effect, me, first)
         self._channel = effect.channel
+        if self._standing is not None and isinstance(self._client, ChannelClient):
+            self._client.holds = self._standing["holds"]
 
     def look(self) -> None:
         """In the middle of a step."""
@@ -198,6 +204,18 @@ class Endpoints:
         """The same for weights that others may average with."""
         self._refuse_if_open()
         self._weights = self._opening.weights(effect, me)
+
+    @property
+    def standing(self) -> dict[str, Any]:
+        """Where this worker is, in plain values, for a twin."""
+        holds = self._client.holds if isinstance(self._client, ChannelClient) else 0
+        beside = {name: one.standing for name, one in self._beside.items()}
+        return {"rounds": self.rounds, "holds": holds, "times stood": self._times_stood, "beside": beside}
+
+    def take_over(self, standing: dict[str, Any]) -> None:
+        """Open the places of a worker that has stood there, when they are opened."""
+        self._standing, self._first_round = standing, standing["rounds"]
+        self._times_stood = standing["times stood"]
 
     def resume(self, rounds: int) -> None:
         """The run goes on after so many rounds."""

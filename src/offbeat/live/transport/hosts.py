@@ -21,6 +21,7 @@ Carrier = Literal["shm", "ipc"]
 VARIABLE = "OFFBEAT_CARRIER"
 NAME = "OFFBEAT_HOST"
 PORT = "OFFBEAT_PORT"
+RETURNS = "OFFBEAT_RETURNS"
 SIOCGIFADDR = 0x8915
 
 
@@ -85,6 +86,14 @@ def port() -> int:
 def restart() -> str:
     """Which start of the job this is: a host process of the one before is not to be met."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+
+
+def returns() -> int:
+    """How often this worker's process has been started again while the others went on."""
+    asked = os.environ.get(RETURNS, "0").strip()
+    if asked.isdigit():
+        return int(asked)
+    raise OffbeatError(f"{RETURNS}={asked!r} is no number; offbeat launch sets it, so leave it out")
 
 
 def gpus_as_if() -> str | None:

@@ -26,7 +26,7 @@ from offbeat.live.transport import elsewhere, hosts, meeting, notice
 from offbeat.live.transport.errors import ConfigMismatch, OffbeatError, PeerFailed
 from offbeat.live.transport.processes import rank_has_ended
 from offbeat.live.worker.line import Line, join, leave
-from offbeat.live.worker.news import Failure, RunFacts
+from offbeat.live.worker.news import Failure, Loss, RunFacts
 from offbeat.live.worker.start import prepare, secret_of
 
 POLL_S = 0.02  # how often a waiting worker looks up by itself: signals are heard then
@@ -82,6 +82,70 @@ class Board:
         except BaseException:
             self.abandon()
             raise
+
+    def come_back(self, facts: dict[str, str], patience_s: float) -> None:
+        """In place of a worker that has died: what this one is must be what a member has said that it is."""
+        try:
+            told = {rank: self._store.get(f"here/{rank}").decode() for rank in range(self.size)}
+            own = json.dumps({**facts, _HOME: hosts.name()})
+            if json.loads(told[self.rank])[_HOME] != hosts.name():
+                raise ConfigMismatch(
+                    f"rank {self.members[self.rank]} has come back on another host, which is not built"
+                )
+            _refuse({**told, self.rank: own}, self.size)
+            self.line = join(self.name, self.of_job, self.members[self.rank], patience_s, starts=False)
+            self._link = RunFacts(self.name, self.line, self.rank, self.plan(), self.members.__getitem__)
+        except RuntimeError as error:
+            self.abandon()
+            if isinstance(error, OffbeatError):
+                raise
+            raise PeerFailed(_STORE_GONE) from error
+
+    @property
+    def has_posted_before(self) -> bool:
+        """Whether somebody with this worker's rank has attached."""
+        return bool(self._store.check([f"here/{self.rank}"]))
+
+    def replica(self, patience_s: float) -> tuple[int, int]:
+        """Where in the arena a member has laid its replica for this worker, which has come back, and its length."""
+        assert self._link is not None
+        start_s, what = time.monotonic(), "a member's replica"
+        while (found := self._link.returns()) is None:
+            self.check(what)
+            if time.monotonic() - start_s > patience_s:
+                raise self.gave_up(patience_s, what)
+            self._link.hear(POLL_S)
+        if isinstance(found, say.NoReturn):
+            raise OffbeatError(f"rank {self.members[self.rank]} cannot come back: {found.why}")
+        return found.at, found.nbytes
+
+    def has_taken(self) -> None:
+        """This worker is a member again."""
+        assert self._link is not None
+        self._link.has_taken()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a worker that has come back wants a member's replica."""
+        if self._link is None:
+            return False
+        self._link.hear(0.0)
+        return self._link.wanted > 0
+
+    def place_for(self, nbytes: int) -> int | None:
+        """Where this worker's replica is to lie, which is between two steps; None: nowhere now."""
+        assert self._link is not None
+        return self._link.place_for(nbytes)
+
+    def handed(self, nbytes: int, page: int, why: str = "") -> None:
+        """It lies there. ``why``: it does not."""
+        assert self._link is not None
+        self._link.handed(nbytes, page, why)
+
+    @property
+    def losses(self) -> Sequence[Loss]:
+        """Those without whom the others went on."""
+        return () if self._link is None else self._link.losses
 
     def _meet(
         self, what: str, own: str, patience_s: float, judge: Callable[[dict[int, str], int], None]

@@ -171,7 +171,7 @@ class ChannelClient(HostClient):
     ) -> None:
         super().__init__(key, line, word, slots, board, patience_s)
         self._own = own
-        self._twin, self._holds = twin, first_round  # how many results are in this worker's replica
+        self._twin, self.holds = twin, first_round  # how many results are in this worker's replica
         self._channel, self._nodes, self._trace, self._nbytes, self._log = channel, nodes, trace, nbytes, log
         self._worker = nodes.of(board.rank)  # a node is one worker here
         self.rounds, self.lost = first_round, list[int]()
@@ -522,7 +522,7 @@ class ChannelClient(HostClient):
             self._twin.take_over(self._slots.each([slot for slot, _ in refs]), said)
         results = every if spare is None else every[spare + 1 :]
         if every:
-            self._holds = every[-1][1][0] + 1
+            self.holds = every[-1][1][0] + 1
         self.wire_bytes += len(results) * self._own.passed_bytes
         return [
             Got(version, self._slots.read(refs, plus), fresh, full, count, dict(contributors))
@@ -535,7 +535,7 @@ class ChannelClient(HostClient):
             slots = asked.about
             vectors, said = self._twin.lay_into(lambda k: self._slots.room(slots[k]), len(slots))
             self._slots.wrote(slots[:vectors])
-            self.send(say.Spare(self.key, self._holds, vectors, said, self._slots.due()))
+            self.send(say.Spare(self.key, self.holds, vectors, said, self._slots.due()))
 
     def _tell_schedule(self) -> None:
         """Who averages with whom in the rounds to come, where that does not begin again."""

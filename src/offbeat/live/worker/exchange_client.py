@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.live.host import protocol as say
+from offbeat.live.host.exchange_server import PAGE
 from offbeat.live.host.host_sums import told
 from offbeat.live.host.protocol import Answer
 from offbeat.live.transport.errors import PeerFailed
@@ -52,7 +53,8 @@ class Exchanged:
 class ExchangeClient(HostClient):
     """The exchanges of ``members``, whose ranks these are, with vectors of ``kinds`` that lie where ``like`` does.
 
-    ``codec``: of sums, on their way to other hosts.
+    ``codec``: of sums, on their way to other hosts. ``page``: at which page of the run's exchanges this worker is;
+    None: there is one exchange here.
     """
 
     def __init__(
@@ -66,12 +68,13 @@ class ExchangeClient(HostClient):
         board: Board,
         patience_s: float,
         codec: Codec | None = None,
+        page: Callable[[], int] | None = None,
     ) -> None:
         word = line.join(key)
         slots = slots_for(line, like, kinds, 0, bool(gpus), word)
         super().__init__(key, line, word, slots, board, patience_s)
         self.members, self.me = members, members.index(board.rank)
-        self._numbers, self._answers = 0, dict[int, Answer]()
+        self._page, self._number, self._answers = page or int, -1, dict[int, Answer]()
         self._unwanted: set[int] = set()  # exchanges to which this worker only brings something
         self._last, self._unread = 0, set[int]()  # numbers of answers: the last, and those that are to be read
         named = [(str(dtype).removeprefix("torch."), n) for dtype, n in kinds]
@@ -82,6 +85,7 @@ class ExchangeClient(HostClient):
             "notes": 0,
             "gpus": list(gpus),
             "codec": told(codec),
+            "pages": page is not None,
         }
         self.open(say.OpenChannel(key, self.me, plan, 0, False, False, word))
 
@@ -111,7 +115,7 @@ class ExchangeClient(HostClient):
             else:
                 write(self._slots.room(slot))
                 self._slots.wrote([slot])
-        number, self._numbers = self._numbers, self._numbers + 1
+        number = self._number = max(self._number + 1, self._page() * PAGE)
         if not sums and not reads:
             self._unwanted.add(number)
         self.send(
@@ -189,8 +193,18 @@ class InStep:
     ) -> None:
         self._line, self._board, self._waiter, self._gpus_of = line, board, waiter, gpus_of
         self._clients: dict[str, ExchangeClient] = {}
-        self._once = 0
+        self.page = 0  # of the run's exchanges
+        self._once = 0  # how many there were beside, each of which is one by itself
         self._carriers = set[str]() if carriers is None else carriers
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where in the run's exchanges this worker is."""
+        return self.page, self._once
+
+    @place.setter
+    def place(self, place: tuple[int, int]) -> None:
+        self.page, self._once = place
 
     def among(self, ranks: tuple[int, ...], tensors: Sequence[Tensor], codec: Codec | None = None) -> ExchangeClient:
         """Those of ``ranks``, with vectors like these, in dtypes that can be summed."""
@@ -216,7 +230,10 @@ class InStep:
         self._carriers.update(self._board.carriers(gpus))
         key = f"{self._board.name}/exchanges/{name}"
         like = Vec(tensors)
-        return ExchangeClient(key, self._line, ranks, like, kinds, gpus, self._board, self._waiter.patience_s, codec)
+        patience_s = self._waiter.patience_s
+        return ExchangeClient(
+            key, self._line, ranks, like, kinds, gpus, self._board, patience_s, codec, lambda: self.page
+        )
 
     def once(self, tensor: Tensor) -> ExchangeClient:
         """One exchange of all, on the host, whose memory is given back when it is closed."""

@@ -35,8 +35,8 @@ READ_BYTES = 1 << 18
 class Line:
     """Open for as long as a run of this process uses it."""
 
-    def __init__(self, token: str, rank: int, patience_s: float) -> None:
-        self._socket, welcome, descriptor = start.connect(token, rank, patience_s)
+    def __init__(self, token: str, rank: int, patience_s: float, starts: bool = True) -> None:
+        self._socket, welcome, descriptor = start.connect(token, rank, patience_s, starts)
         self._name = self._socket.getpeername()
         try:
             self.arena = Mapping(descriptor, welcome.arena_bytes)
@@ -178,11 +178,11 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def join(run: str, store: Store, rank: int, patience_s: float) -> Line:
-    """This process's line, for one run more."""
+def join(run: str, store: Store, rank: int, patience_s: float, starts: bool = True) -> Line:
+    """This process's line, for one run more. ``starts``: the host process, where there is none."""
     token = start.token_of(store)
     if token not in _lines:
-        _lines[token] = Line(token, rank, patience_s)
+        _lines[token] = Line(token, rank, patience_s, starts)
     line = _lines[token]
     line.runs.add(run)
     return line

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.live.host import protocol as say
+from offbeat.live.host.facts_server import progress_of, with_twin
 from offbeat.live.transport.errors import OffbeatError, PeerFailed
 from offbeat.live.transport.notice import LEFT_AFTER
 from offbeat.live.worker.line import Line
@@ -34,6 +35,14 @@ class Failure(NamedTuple):
     after_notice: bool = False
 
 
+class Loss(NamedTuple):
+    """A worker that the others went on without: when this one heard of its death, and of its return; None: of none."""
+
+    rank: int
+    at_s: float
+    back_s: float | None = None
+
+
 class RunFacts:
     """Of one run. ``called``: the number under which the script knows a rank of ours."""
 
@@ -41,10 +50,15 @@ class RunFacts:
         self._key, self._line, self._rank, self._called = f"{run}/facts", line, rank, called
         self._facts: dict[str, str] = {}
         self.dead: dict[int, float] = {}  # workers without whom the others go on, and when this one heard of it
+        self.losses: list[Loss] = []
+        self.wanted = 0  # so many have returned, and want a replica
+        self._handing: int | None = None  # where this worker's may lie, as it was answered last; -1: nowhere
+        self._said_by_then: dict[str, str] = {}  # how far this worker had said to be when it laid its replica down
+        self._replica: say.Replica | say.NoReturn | None = None  # for this worker
         self._failure: Failure | None = None  # the first one stays
         self._answers: dict[int, dict[int, str]] = {}
         self._questions = 0
-        self._over = False
+        self._over = self._asked = False
         self._word = line.join(self._key, self._is_news)
         self._shown: NDArray[np.uint64] | None = line.arena.words_of(line.page)
         self._shown[self._word] = 0
@@ -89,6 +103,8 @@ class RunFacts:
                 self._failure = self._failure or failure
             case say.Gone(worker=worker, goes_on=True):
                 self.dead[worker] = time.monotonic()
+                if worker != self._rank:  # else its predecessor
+                    self.losses.append(Loss(worker, self.dead[worker]))
                 self._facts[f"done/{worker}"] = str(int(self._facts.get(f"reached/{worker}", "-1")) + 1)
                 self._facts["done"] = "1"
             case say.Gone(worker=worker, ended=ended, why=and_so, said=said):
@@ -96,6 +112,21 @@ class RunFacts:
                 words = f"rank {self._called(worker)} {said or f'gives no sign of life: {why}'}"
                 words = f"{words}; {and_so}" if and_so else words
                 self._failure = self._failure or Failure(words, not said, said == LEFT_AFTER)
+            case say.Wanted(many=many):
+                self.wanted = many
+            case say.HandHere(at=at):
+                self._handing = at
+            case say.Returned(worker=worker, twin_of=other):
+                self.dead.pop(worker, None)
+                self.losses = [
+                    one._replace(back_s=time.monotonic()) if one.rank == worker and one.back_s is None else one
+                    for one in self.losses
+                ]
+                own = other == self._rank
+                told = self._said_by_then if own else progress_of(self._facts, other)
+                self._facts = with_twin(self._facts, told, worker)
+            case say.Replica() | say.NoReturn():
+                self._replica = message
             case say.Doing(number=number, said=said):
                 self._answers[number] = dict(said)
 
@@ -120,6 +151,36 @@ class RunFacts:
                 message = self._line.heard_within(self._key, left_s)
                 if isinstance(message, say.Gone) and message.worker == self._rank:
                     return
+
+    # Coming back.
+
+    def returns(self) -> say.Replica | say.NoReturn | None:
+        """Where a member's replica lies for this worker, which comes in place of a dead one, once that is known.
+
+        The first call asks for it.
+        """
+        if self._replica is None and not self._asked:
+            self._asked = True
+            self._say(say.Returns(self._key))
+        self.hear(0.0)
+        return self._replica
+
+    def has_taken(self) -> None:
+        self._say(say.HasTaken(self._key))
+
+    def place_for(self, nbytes: int, within_s: float = ANSWER_S) -> int | None:
+        """This worker is between two steps: where in the arena its replica is to lie; None: nowhere now."""
+        self._handing = None
+        self._say(say.CanHand(self._key, nbytes))
+        end_s = time.monotonic() + within_s
+        while self._handing is None and self._failure is None and (left_s := end_s - time.monotonic()) > 0:
+            self.hear(left_s)
+        return None if self._handing in (None, -1) else self._handing
+
+    def handed(self, nbytes: int, page: int, why: str = "") -> None:
+        """It lies there."""
+        self._said_by_then = progress_of(self._facts, self._rank)
+        self._say(say.Handed(self._key, nbytes, page, why))
 
     def ask_all(self, size: int, within_s: float = ANSWER_S) -> dict[int, str]:
         """What each rank is doing; one that is not in it is stopped."""

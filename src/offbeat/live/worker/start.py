@@ -42,7 +42,7 @@ def secret_of(store: Store) -> str:
     return bytes(store.compare_set(f"offbeat/secret/{hosts.restart()}", "", secrets.token_hex(32))).decode()
 
 
-def connect(token: str, rank: int, patience_s: float) -> tuple[socket.socket, Welcome, int]:
+def connect(token: str, rank: int, patience_s: float, starts: bool = True) -> tuple[socket.socket, Welcome, int]:
     """A line to the host process, what it said, and the arena's descriptor."""
     if sys.platform != "linux":
         raise OffbeatError(
@@ -59,6 +59,9 @@ def connect(token: str, rank: int, patience_s: float) -> tuple[socket.socket, We
                 reap()
                 return (line, *welcome)
         except (ConnectionError, FileNotFoundError):
+            if not starts:
+                line.close()
+                raise OffbeatError(f"rank {rank} cannot come back: the others have ended") from None
             if tries == TRIES:
                 line.close()
                 raise OffbeatError(
