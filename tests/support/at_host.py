@@ -761,11 +761,11 @@ class Case:
     ``programs``: what each worker does; "s" takes a step, "a" asks for an average, "t" looks whether its last round is
     through, "o" asks what it owes. ``is_long``: vectors are, so that memory is given back when a step is over, and
     copies lie in slots. ``late_gpu``: what workers write and read happens later than they ask for it; with "stages" the
-    slots are memory of the host, and vectors go there and back through others. ``dies``: a worker whose process
-    ends, at any moment; a while later the others give up, or if ``goes_on`` they do. ``meets``: how often a worker
-    whose weights meet in pairs goes to another one before a step. ``homes``: the host of each rank, if there are
-    several. ``again``: the one that has died comes back, as the twin of another. ``of``: so many ranks, one after the other, are a worker, a node, or an island if ``sharded``. ``loses``:
-    coding has lost something before.
+    slots are memory of the host, and vectors go there and back through others. ``dies``: a worker whose process ends,
+    at any moment; a while later the others give up, or if ``goes_on`` they do. ``meets``: how often a worker whose
+    weights meet in pairs goes to another one before a step. ``homes``: the host of each rank, if there are several.
+    ``again``: the one that has died comes back, as the twin of another. ``of``: so many ranks, one after the other, are
+    a worker, a node, or an island if ``sharded``. ``loses``: coding has lost something before.
     """
 
     rules: Rules | None  # None: weights that meet in pairs
@@ -817,7 +817,7 @@ class Worker:
         self.buried_at: int | None = None  # so many events after the beginning
         self.is_handing, self.handed = False, dict[str, Any]()  # its replica, which nobody has heard of yet
         self.said_by_then: set[object] = set()
-        self.is_twin = False
+        self.twin_of, self.twin_since, self.had_begun = -1, 0, True  # another's results, until that round
 
     def die(self) -> None:
         self.is_dead = True
@@ -1377,6 +1377,7 @@ class Play:
             return
         before = self.workers[rank]
         before.told = donor.table.log_of(before)
+        before.had_begun = rank in getattr(server, "_seats", ()) and server._seats[rank].tray.deposits > 0
         self.past.append(before)
         server.revive(rank, donor.rank)
         self.buried.remove(rank)
@@ -1387,11 +1388,13 @@ class Play:
                 said.pop(rank, None)
         twin = self.workers[rank] = type(donor)(self, rank)
         client = donor.table.books.clients[rank]
+        results = 0
         if isinstance(donor, AtChannel):
-            client.log = client.seat._log = []
+            client.log, results = [], client.seat.results
+            client.seat._log = client.log
         twin.take_over(donor.handed)
         twin.program = "s" * self._chooser.draw.randint(0, 4)
-        twin.is_twin = True
+        twin.twin_of, twin.twin_since = donor.rank, results
         self.posted += 1
 
     def post(self, name: object, rank: int, said: Any) -> None:
@@ -1597,9 +1600,9 @@ def what_the_dead_had_submitted_counts_once(one: Play) -> None:
     for worker in (*one.past, *one.workers):
         deposits, log = iter(worker.slots.deposits), worker.table.log_of(worker)
         seat = worker.table.server._seats.get(worker.rank)
-        has_begun = rules.of_weights and seat is not None and seat.tray.deposits > 0
+        has_begun = worker.had_begun and rules.of_weights and seat is not None and seat.tray.deposits > 0
         tray, counted = next(deposits, None) if has_begun else 0.0, not has_begun
-        if worker.is_twin and rules.of_weights:
+        if worker.twin_of >= 0 and rules.of_weights:
             tray = None  # until its first step another's weights answer for it
         for at, (what, version) in enumerate(log):
             if what in ("offer", "renew"):
@@ -1613,7 +1616,8 @@ def what_the_dead_had_submitted_counts_once(one: Play) -> None:
     for worker in one.workers:
         for version, value in worker.got if not worker.is_dead else ():
             all_take_part = not rules.of_weights or rules.is_full(version)
-            members: Any = range(one.case.size) if all_take_part else one.whom(version).block(worker.rank)
+            rank = worker.twin_of if version < worker.twin_since else worker.rank
+            members: Any = range(one.case.size) if all_take_part else one.whom(version).block(rank)
             given = [gave[version][rank] for rank in members if rank in gave[version]]
             known = [one for one in given if one is not None]
             should_be = sum(known) / len(given)

@@ -28,6 +28,9 @@ def launch(
     grace: Annotated[
         str, typer.Option(metavar="TIME", help="For workers to end after Ctrl-C or SIGTERM, before they are killed.")
     ] = "30s",
+    restarts: Annotated[
+        str, typer.Option(metavar="N", help="Start a worker that dies again, up to so many times, while others live.")
+    ] = "0",
     prefix: Annotated[
         bool,
         typer.Option("--prefix/--no-prefix", help="Put the rank before each line of output, or leave it as it is."),
@@ -37,6 +40,9 @@ def launch(
 
     What runs under torchrun runs here unchanged: the same environment (RANK, WORLD_SIZE, MASTER_ADDR, …), and the
     job's store lies in the launcher, so that no rank's death takes it away.
+
+    With --restarts a worker that dies is started again with its rank, and ob.attach gives it what a member has: model,
+    optimizer state, and the step (optimizer.begun_at). The others go on meanwhile.
 
     Ctrl-C, SIGTERM, SIGQUIT, SIGHUP, SIGUSR1 and SIGUSR2 are passed on. If the launcher is killed, the workers end.
 
@@ -61,5 +67,6 @@ def launch(
     except ValueError as error:
         raise ValueError(f"--grace: {error}") from None
     words = ["-m"] * module + [script, *(arguments or ())]
-    code = run_script(words, count, port=port, grace_s=grace_s, prefix=prefix, min_workers=least)
+    again = check_count("--restarts", restarts, 0)
+    code = run_script(words, count, port=port, grace_s=grace_s, prefix=prefix, min_workers=least, restarts=again)
     raise typer.Exit(code)

@@ -59,6 +59,11 @@ class Pool:
         if not self._in_rounds[rank]:
             self._busy.discard(rank)
 
+    def begin_anew(self, rank: int) -> None:
+        """It is another process now, which was in none of the rounds there have been."""
+        self._in_rounds[rank] = 0
+        self._busy.discard(rank)
+
     def gather(
         self, version: int, training: Set[int], quorum: bool = True, still: bool = False
     ) -> tuple[int, ...] | None:

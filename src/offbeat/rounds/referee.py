@@ -154,6 +154,7 @@ class Referee:
         self._computing[rank], self._deposit[rank] = None, self._deposit[twin_of]
         if self._pool is not None:
             self._had_part[rank] = self._had_part[twin_of]
+            self._pool.begin_anew(rank)
         self._position[rank] = self.started_with(rank) - 1
         if self._grace is not None:
             self._grace.forget(rank)

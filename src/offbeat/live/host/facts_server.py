@@ -13,6 +13,7 @@ channels: whatever includes the one from then on includes the other, and what th
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -294,8 +295,9 @@ class FactsServer(Server):
                 self._facts = with_twin(self._facts, progress_of(self._facts, worker), one)
                 self._ended.discard(one)
                 self._lost = [gone for gone in self._lost if gone.worker != one]
-                for member in self._members:
-                    self._sends[member](say.Returned(self.key, one, worker))
+            for one, member in itertools.product(returning, self._members):
+                self._sends[member](say.Returned(self.key, one, worker))
+            for one in returning:
                 self._sends[one](say.Replica(self.key, at, handed.nbytes))
         self._say_who_want()
 

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from offbeat.basics import checks
 from offbeat.basics.units import format_ranks, format_seconds
 from offbeat.live.transport.errors import OffbeatError
+from offbeat.live.transport.hosts import RETURNS
 
 VARIABLE = "OFFBEAT_MIN_WORKERS"  # as long as so many are left, a run goes on without the dead: see ``attach``
 LOOPBACK = "127.0.0.1"
@@ -34,6 +35,7 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signa
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)  # after these a worker has its grace, and no more
 SAME_S = 0.3  # two of one signal within this are one: a terminal's, and the same once more from a parent
 READ_BYTES = 1 << 16
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0  # before a worker is started again; each is twice the one before
 LONGEST_LINE = 1 << 24  # a longer one is passed on in pieces, since it has to be kept until it ends
 UPDATE_S, UPDATE_LOGGED_S = 1.0, 10.0  # between two updates of a progress bar: on a terminal, and in a file
 
@@ -46,10 +48,12 @@ def run_script(
     grace_s: float = 30.0,
     prefix: bool = True,
     min_workers: int = 1,
+    restarts: int = 0,
 ) -> int:
     """Run ``python words…`` in ``workers`` processes with torchrun's environment; answers an exit code.
 
-    One that dies is told of on stderr, and the others go on. It is over when all have ended: with 0 if at least one has
+    One that dies is told of on stderr, and the others go on; it is started again up to ``restarts`` times, as long as
+    another one lives, each time after a longer pause. It is over when all have ended: with 0 if at least one has
     ended well, else with the code of the first that has ended; after Ctrl-C or SIGTERM with 130 or 143, and then
     those that have not ended by ``grace_s`` are killed. ``port`` is the store's, 0 for any that is free. A run of ours
     goes on as long as ``min_workers`` are left.
@@ -65,10 +69,10 @@ def run_script(
         _say("each worker computes with one thread; set OMP_NUM_THREADS to change that")
     everybody = {**usual, **os.environ, **_common(workers, store.port), VARIABLE: str(min_workers)}
     with ExitStack() as stack:
-        crew = _Crew(grace_s, prefix, stack)
+        crew = _Crew(words, everybody, grace_s, prefix, restarts, stack)
         for rank in range(workers):
             if crew.asked is None:
-                crew.start(rank, words, {**everybody, **_own(rank)})
+                crew.start(rank)
         return crew.watch()
 
 
@@ -138,8 +142,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 class _Worker:
     """One process, in a session of its own: a terminal's Ctrl-C reaches it through the launcher alone, thus once."""
 
-    def __init__(self, rank: int, process: subprocess.Popen[bytes], streams: Sequence[_Stream]) -> None:
-        self.rank, self.streams, self._process = rank, streams, process
+    def __init__(self, rank: int, life: int, process: subprocess.Popen[bytes], streams: Sequence[_Stream]) -> None:
+        self.rank, self.life, self.streams, self._process = rank, life, streams, process
         self.end = os.pidfd_open(process.pid)  # can be read when the process has ended
         self.began_s = time.monotonic()
         self.code: int | None = None
@@ -172,11 +176,21 @@ class _Worker:
 class _Crew:
     """All workers of a job, until the last has ended."""
 
-    def __init__(self, grace_s: float, prefix: bool, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        grace_s: float,
+        prefix: bool,
+        restarts: int,
+        stack: ExitStack,
+    ) -> None:
         self.asked: int | None = None  # the signal that asked for the end
-        self._grace_s, self._prefix = grace_s, prefix
+        self._words, self._environment = words, environment
+        self._grace_s, self._prefix, self._restarts = grace_s, prefix, restarts
         self._workers: list[_Worker] = []
-        self._ended: list[_Worker] = []
+        self._ended: list[_Worker] = []  # that no other has taken, or will take, the place of
+        self._again: list[tuple[float, int, int]] = []  # who is to be started again: when, its rank, for the n-th time
         self._asked_s, self._kill_s = -math.inf, math.inf
         self._unsaid: list[str] = []  # by a handler, which may have come in the middle of a line
         self._bell = stack.enter_context(_handled(self._heard))
@@ -184,10 +198,12 @@ class _Crew:
         stack.callback(self._end_all)
         self._selector.register(self._bell, selectors.EVENT_READ)
 
-    def start(self, rank: int, words: Sequence[str], environment: Mapping[str, str]) -> None:
+    def start(self, rank: int, life: int = 0) -> None:
+        """``life``: how often it has been started before."""
+        environment = {**self._environment, **_own(rank), RETURNS: str(life)}
         pipe = subprocess.PIPE if self._prefix else None
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid()), sys.executable, *words],
+            [sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid()), sys.executable, *self._words],
             env=environment,
             stdout=pipe,
             stderr=pipe,
@@ -196,7 +212,7 @@ class _Crew:
         )
         both = ((process.stdout, 1), (process.stderr, 2))
         streams = [_Stream(source, into, rank) for source, into in both if source is not None]
-        worker = _Worker(rank, process, streams)
+        worker = _Worker(rank, life, process, streams)
         self._workers.append(worker)
         if self.asked is not None:  # while it was being started
             worker.send(self.asked)
@@ -206,8 +222,9 @@ class _Crew:
 
     def watch(self) -> int:
         """Until all have ended; answers the exit code."""
-        while len(self._ended) < len(self._workers):
-            left_s = None if self._kill_s == math.inf else max(self._kill_s - time.monotonic(), 0.0)
+        while len(self._ended) < len(self._workers) or self._again:
+            moments = [self._kill_s, *(at_s for at_s, _, _ in self._again)]
+            left_s = None if min(moments) == math.inf else max(min(moments) - time.monotonic(), 0.0)
             for key, _ in self._selector.select(left_s):
                 if isinstance(key.data, _Stream):
                     self._pass_on(key.data)
@@ -220,6 +237,7 @@ class _Crew:
                 _say(self._unsaid.pop(0))
             if time.monotonic() >= self._kill_s:
                 self._give_up()
+            self._start_again()
         for worker in self._workers:  # processes that a worker has left behind may have gone on writing
             self._drain(worker)
         return self._summary()
@@ -270,8 +288,37 @@ class _Crew:
         if code == 0 or self.asked is not None:
             return
         after = format_seconds(time.monotonic() - worker.began_s)
-        left = "the others go on" if len(self._ended) < len(self._workers) else "no other is left"
-        _say(f"rank {worker.rank} {_how(code)} after {after}" + (f"; {left}" if len(self._workers) > 1 else ""))
+        left = "the others go on" if self._someone_lives else "no other is left"
+        if self._restarts and self._someone_lives:
+            left += self._whether_again(worker)
+        alone = self._environment["WORLD_SIZE"] == "1"
+        _say(f"rank {worker.rank} {_how(code)} after {after}" + ("" if alone else f"; {left}"))
+
+    @property
+    def _someone_lives(self) -> bool:
+        return any(worker.code is None for worker in self._workers)
+
+    def _whether_again(self, worker: _Worker) -> str:
+        """In words; if so, it will be started again."""
+        if worker.life == self._restarts:
+            return f", and it is not started again, since it has been {_times(self._restarts)}"
+        pause_s = min(FIRST_PAUSE_S * 2**worker.life, LONGEST_PAUSE_S)
+        self._again.append((time.monotonic() + pause_s, worker.rank, worker.life + 1))
+        return f", and it is started again in {format_seconds(pause_s)}"
+
+    def _start_again(self) -> None:
+        """Those whose pause is over, unless nobody is there any more whose place it could take."""
+        if self.asked is not None or not self._someone_lives:
+            self._again.clear()
+        for one in [one for one in self._again if time.monotonic() >= one[0]]:
+            self._again.remove(one)
+            _, rank, life = one
+            before = next(worker for worker in self._workers if worker.rank == rank)
+            self._workers.remove(before)
+            self._ended.remove(before)
+            for stream in before.streams:
+                self._close(stream)
+            self.start(rank, life)
 
     def _summary(self) -> int:
         failed = [worker.rank for worker in self._ended if worker.code != 0]
@@ -393,6 +440,10 @@ class _Stream:
         if text and time.monotonic() - self._updated_s > self._update_s:
             self._updated_s = time.monotonic()
             yield self._tag + text + b"\n"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _how(code: int) -> str:
