@@ -764,8 +764,9 @@ class Case:
     slots are memory of the host, and vectors go there and back through others. ``dies``: a worker whose process ends,
     at any moment; a while later the others give up, or if ``goes_on`` they do. ``meets``: how often a worker whose
     weights meet in pairs goes to another one before a step. ``homes``: the host of each rank, if there are several.
-    ``again``: the one that has died comes back, as the twin of another. ``of``: so many ranks, one after the other, are
-    a worker, a node, or an island if ``sharded``. ``loses``: coding has lost something before.
+    ``again``: so often the one that has died comes back, as the twin of another; it may die anew before the last time.
+    ``of``: so many ranks, one after the other, are a worker, a node, or an island if ``sharded``. ``loses``: coding has
+    lost something before.
     """
 
     rules: Rules | None  # None: weights that meet in pairs
@@ -781,7 +782,7 @@ class Case:
     sharded: bool = False
     loses: bool = False
     goes_on: bool = False
-    again: bool = False
+    again: int = 0
 
     @property
     def size(self) -> int:
@@ -1368,7 +1369,7 @@ class Play:
     @property
     def is_wanted(self) -> bool:
         """Whether one has died that comes back."""
-        return self.case.again and bool(self.buried) and not self.past
+        return bool(self.buried) and len(self.past) < self.case.again
 
     def revive(self, donor: Any) -> None:
         """A replica of this one has been laid down: the dead one is its twin from now on, if that can be."""
@@ -1454,7 +1455,7 @@ class Play:
             found += self._options_of(table, 5 * n + 8 * table.host)
         if self.case.dies is not None:
             one = self.workers[self.case.dies]
-            if self.past:
+            if self.past and len(self.past) == self.case.again:
                 pass
             elif not one.is_dead and not one.turn.is_done:
                 found.append(Option(5 * n + 3, 1, one.die))

@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from offbeat.live.host import protocol as say
-from offbeat.live.host.facts_server import FactsServer
+from offbeat.live.host.facts_server import FactsServer, Membership
 from offbeat.live.host.server import Counterparts
 
 KEY, HOSTS = "run/facts", 3
+NOBODY = Membership(lambda run, rank: None, lambda run, rank, twin_of: True, lambda run, rank, twin_of, page: None)
+
+
+class Arena:
+    """Gives places, and counts what it has not got back."""
+
+    def __init__(self) -> None:
+        self.out: set[tuple[int, int]] = set()
+        self._taken = 0
+
+    def take(self, nbytes: int) -> int:
+        self._taken += 1
+        self.out.add((self._taken, nbytes))
+        return self._taken
+
+    def give_back(self, at: int, nbytes: int) -> None:
+        self.out.remove((at, nbytes))
 
 
 class Hosts:
@@ -34,7 +51,7 @@ class Hosts:
         for name in names:
             if name != str(host):
                 others.opened(name)
-        server = FactsServer(KEY, {"run": "run"}, others, lambda key, worker: "is busy", lambda run, rank: None)
+        server = FactsServer(KEY, {"run": "run"}, others, lambda key, worker: "is busy", NOBODY, cast(Any, Arena()))
         server.open(say.OpenChannel(KEY, host, {}, 0, False, False, 0), self.heard[host].append)
         return server
 
@@ -85,9 +102,10 @@ def test_facts_have_one_order_for_all() -> None:
 def test_who_leaves_is_answered_when_it_has_been_heard_and_then_all_go_on_without_it() -> None:
     heard: list[list[Any]] = [[], [], []]
     buried = list[tuple[str, int]]()
+    membership = NOBODY._replace(bury=lambda run, rank: buried.append((run, rank)))
     plan = {"run": "run", "root": "run", "ranks": [0, 1, 2], "min_workers": 2}
     others = Counterparts(KEY, [], 3, "here", lambda *_: None)
-    server = FactsServer(KEY, plan, others, lambda key, worker: "is busy", lambda run, rank: buried.append((run, rank)))
+    server = FactsServer(KEY, plan, others, lambda key, worker: "is busy", membership, cast(Any, Arena()))
     for worker in range(3):
         server.open(say.OpenChannel(KEY, worker, {}, 0, False, False, 0), heard[worker].append)
         server.hear(worker, say.Post(KEY, f"{say.ATTACHED}/{worker}", "1"))
@@ -105,3 +123,163 @@ def test_who_leaves_is_answered_when_it_has_been_heard_and_then_all_go_on_withou
 def test_nobody_leaves_a_run_that_needs_all() -> None:
     with pytest.raises(ValueError, match="do not know what to do with Leave"):
         Hosts().servers[0].hear(0, say.Leave(KEY, "has left"))
+
+
+# Coming back.
+
+
+class Run:
+    """Four workers at one host; the last has died, and others may have. What each hears, without facts."""
+
+    def __init__(self, dead: tuple[int, ...] = (3,)) -> None:
+        self.arena, self.can_revive = Arena(), True
+        self.revived: list[tuple[int, int, int]] = []
+        self.heard: dict[int, list[Any]] = {}
+        plan = {"run": "run", "root": "run", "ranks": [0, 1, 2, 3], "min_workers": 1}
+        others = Counterparts(KEY, [], 4, "here", lambda *_: None)
+        membership = Membership(self._bury, lambda run, rank, twin_of: self.can_revive, self._revive)
+        arena: Any = self.arena
+        self.server = FactsServer(KEY, plan, others, lambda key, worker: "is busy", membership, arena)
+        for worker in range(4):
+            self.comes(worker)
+            self.say(worker, say.Post(KEY, f"{say.ATTACHED}/{worker}", "1"))
+        for worker in dead:
+            self.dies(worker)
+
+    def _bury(self, run: str, rank: int) -> None:
+        self.server.bury(rank)
+
+    def _revive(self, run: str, rank: int, twin_of: int, page: int) -> None:
+        self.revived.append((rank, twin_of, page))
+        self.server.revive(rank, twin_of)
+
+    def comes(self, worker: int) -> None:
+        self.heard[worker] = []
+        self.server.open(say.OpenChannel(KEY, worker, {}, 0, False, False, 0), self.heard[worker].append)
+
+    def dies(self, worker: int) -> None:
+        self.server.leave(worker, ended=True)
+        self.server.bury(worker)
+
+    def say(self, worker: int, message: Any) -> None:
+        self.server.hear(worker, message)
+
+    def returns(self, worker: int) -> None:
+        self.comes(worker)
+        self.say(worker, say.Returns(KEY))
+
+    def last(self, worker: int) -> Any:
+        return [message for message in self.heard[worker] if not isinstance(message, say.Fact)][-1]
+
+    def facts(self, worker: int) -> dict[str, str]:
+        self.comes(worker)
+        return {one.name: one.value for one in self.heard[worker] if isinstance(one, say.Fact)}
+
+
+def test_the_first_member_that_can_lays_its_replica_down_and_what_it_had_said_its_twin_has_said() -> None:
+    run = Run()
+    run.say(1, say.Post(KEY, "reached/1", "7"))
+    run.say(3, say.Post(KEY, "reached/3", "9"))
+    run.say(3, say.Post(KEY, "average/0/3", "1"))
+    run.returns(3)
+    assert all(run.last(member) == say.Wanted(KEY, 1) for member in (0, 1, 2))
+    run.say(1, say.CanHand(KEY, 100))
+    assert run.last(1) == say.HandHere(KEY, 1)
+    run.say(2, say.CanHand(KEY, 100))
+    assert run.last(2) == say.HandHere(KEY, -1), "one is enough"
+    run.say(1, say.Handed(KEY, 80, 5, ""))
+    assert run.revived == [(3, 1, 5)]
+    assert say.Returned(KEY, 3, 1) in run.heard[0]
+    assert say.Returned(KEY, 3, 1) in run.heard[1]
+    assert [type(one) for one in run.heard[3] if not isinstance(one, say.Fact)][-3:] == [
+        say.Returned,
+        say.TakeHere,
+        say.Wanted,
+    ]
+    assert run.arena.out
+    run.say(3, say.HasTaken(KEY))
+    assert not run.arena.out
+    facts = run.facts(2)
+    assert facts["reached/3"] == "7"
+    assert "average/0/3" not in facts
+
+
+def test_several_come_back_with_one_replica_and_its_memory_is_there_until_the_last_has_it_or_is_dead() -> None:
+    run = Run(dead=(3, 2))
+    run.returns(3)
+    run.returns(2)
+    run.say(0, say.CanHand(KEY, 100))
+    run.say(0, say.Handed(KEY, 80, 5, ""))
+    assert {rank for rank, _, _ in run.revived} == {2, 3}
+    for one, other in ((2, 3), (3, 2)):
+        assert say.Returned(KEY, other, 0) in run.heard[one]
+    run.say(3, say.HasTaken(KEY))
+    assert run.arena.out
+    run.dies(2)
+    assert not run.arena.out
+
+
+def test_where_a_channel_cannot_do_it_now_the_member_goes_on_and_is_asked_anew() -> None:
+    run = Run()
+    run.returns(3)
+    run.can_revive = False
+    run.say(0, say.CanHand(KEY, 100))
+    assert run.last(0) == say.HandHere(KEY, -1)
+    run.can_revive = True
+    run.say(0, say.CanHand(KEY, 100))
+    run.can_revive = False
+    run.say(0, say.Handed(KEY, 80, 5, ""))
+    assert not run.revived, "another has said something meanwhile"
+    run.can_revive = True
+    run.say(0, say.CanHand(KEY, 100))
+    run.say(0, say.Handed(KEY, 80, 5, ""))
+    assert run.revived == [(3, 0, 5)]
+
+
+def test_a_member_that_dies_while_it_lays_its_replica_down_leaves_no_memory_and_another_does_it() -> None:
+    run = Run()
+    run.returns(3)
+    run.say(0, say.CanHand(KEY, 100))
+    run.dies(0)
+    assert not run.arena.out
+    run.say(1, say.CanHand(KEY, 100))
+    run.say(1, say.Handed(KEY, 80, 5, ""))
+    assert run.revived == [(3, 1, 5)]
+
+
+def test_one_that_dies_anew_before_it_has_a_replica_is_not_brought_back() -> None:
+    run = Run()
+    run.returns(3)
+    run.say(0, say.CanHand(KEY, 100))
+    run.server.leave(3, ended=True)
+    assert run.last(1) == say.Wanted(KEY, 0)
+    run.say(0, say.Handed(KEY, 80, 5, ""))
+    assert not run.revived
+    assert not run.arena.out
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_when_nobody_takes_a_step_any_more_nobody_comes_back(before: bool) -> None:
+    run = Run()
+    if not before:
+        run.returns(3)
+    for member in (0, 1, 2):
+        run.say(member, say.Post(KEY, f"done/{member}", "4"))
+    if before:
+        run.returns(3)
+    assert run.last(3) == say.NoReturn(KEY, "the others have taken all their steps")
+
+
+def test_a_replica_that_cannot_be_laid_down_is_no_harm_to_its_worker() -> None:
+    run = Run()
+    run.returns(3)
+    run.say(0, say.CanHand(KEY, 100))
+    run.say(0, say.Handed(KEY, 0, 5, "TypeError: of another kind"))
+    assert run.last(3) == say.NoReturn(KEY, "rank 0 cannot lay down its replica: TypeError: of another kind")
+    assert not run.arena.out
+
+
+def test_a_worker_that_is_there_does_not_come_back() -> None:
+    run = Run()
+    run.say(2, say.Returns(KEY))
+    assert run.last(2) == say.NoReturn(KEY, "it is a member")

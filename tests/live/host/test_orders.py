@@ -284,7 +284,7 @@ def test_without_one_that_dies_at_any_moment_the_others_go_on_and_what_it_had_su
 
 @LATE_GPU
 @pytest.mark.parametrize("name", [*GRADIENTS, *KINDS])
-def test_one_that_died_comes_back_as_the_twin_of_another_and_all_of_that_still_holds(
+def test_one_that_died_comes_back_as_the_twin_of_another_once_or_twice_and_all_of_that_still_holds(
     name: str, late_gpu: bool | str
 ) -> None:
     rules = GRADIENTS[name] if name in GRADIENTS else KINDS[name]
@@ -298,7 +298,7 @@ def test_one_that_died_comes_back_as_the_twin_of_another_and_all_of_that_still_h
             late_gpu=late_gpu,
             dies=seed % 3,
             goes_on=True,
-            again=True,
+            again=1 + seed % 2,
             is_long=seed % 4 > 1,
         )
         one = play(case, seed)

@@ -18,15 +18,15 @@ import torch.distributed as dist
 from torch import nn
 
 import offbeat as ob
-from tests.live.transport.test_going_on import COUNTED, METHODS, Ticks
 from tests.support import forge
 from tests.support.forge import Job, attempt
+from tests.support.going_on import COUNTED, METHODS, SIZE, Ticks
 from tests.support.nets import backward, flat, loss, net, sgd
 from tests.support.two_lives import die, lives_twice
 
 pytestmark = pytest.mark.live
 
-SIZE, LAST, MORE = 4, 4, 6
+LAST, MORE = 4, 6
 WHO: tuple[tuple[int, ...], ...] = ((0,), (3,), (1, 2))
 
 
@@ -141,7 +141,7 @@ def counted(rank: int, method: str) -> list[float]:
     for _ in until_they_are_back(rank, (2,)):
         step(optimizer, model)
     optimizer.finish()
-    return model.w.tolist()  # type: ignore[union-attr, no-any-return]
+    return flat(model).tolist()
 
 
 @pytest.mark.parametrize("method", [method for method in COUNTED if method != "msync"])

@@ -21,22 +21,13 @@ from torch.utils.data import DataLoader, TensorDataset
 import offbeat as ob
 from tests.support import forge
 from tests.support.forge import Job
+from tests.support.going_on import COUNTED, METHODS, SIZE, Ticks
 from tests.support.long import LONG
-from tests.support.methods import EVERY_KIND
 from tests.support.nets import backward, flat, loss, net, sgd
 
 pytestmark = pytest.mark.live
 
-SIZE, LAST, STEPS = 4, 4, 12
-METHODS = {
-    **{name: strategy for name, strategy in EVERY_KIND.items() if "per_node=3" not in name},
-    "nonblocking in time": ob.nonblocking(3),
-    "nonblocking by a ring": ob.nonblocking(over="ring"),
-    "self_clocked in pairs": ob.self_clocked(group=2, wait="first"),
-    "self_clocked, moments": ob.self_clocked(group=2, moments=2),
-    "qsgd along a graph": ob.dpsgd(codec=ob.codec.qsgd(4)),
-    "msync of all": ob.msync("100%"),
-}
+LAST, STEPS = 4, 12
 MOMENTS = ("before its first step", "between two steps", "inside a step", "in the middle of an average")
 WHO = ((0,), (SIZE - 1,), (1,), (0, 2))
 
@@ -102,23 +93,6 @@ def test_the_others_take_all_their_steps_and_end_equal(ended: Any, case: Case) -
 
 
 # What counts.
-
-COUNTED = {
-    "allreduce": ob.allreduce(),
-    "eager": ob.eager(),
-    "eager, every step": ob.eager(catch_up="every_step"),
-    "eager, late": ob.eager(late=1),
-    "eager, all wait": ob.eager(wait="everyone"),
-    "msync": ob.msync("50%"),
-}
-
-
-class Ticks(nn.Module):
-    """With SGD at rate −1, number r of the weights is the sum of what rank r's gradients have counted."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(SIZE, dtype=torch.float64))
 
 
 def counted(rank: int, method: str) -> list[float]:

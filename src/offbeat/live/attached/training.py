@@ -75,6 +75,8 @@ class Training:
                 share_beginning(flat, self.transport, self._island)
             self._refuse_what_cannot_go_on()
             self.transport.waiter.until(board.has_attached(), "the others to attach")
+            if board.min_workers and not self._returns:
+                board.has_begun()
         except BaseException as error:
             for one in (board, self._island):
                 if one is not None:

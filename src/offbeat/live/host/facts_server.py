@@ -56,7 +56,7 @@ class Membership(NamedTuple):
     revive: Callable[[str, int, int, int], None]
 
 
-class Laid(NamedTuple):
+class LaidDown(NamedTuple):
     """A replica in the arena, for those who have returned and not taken it yet."""
 
     at: int
@@ -96,7 +96,7 @@ class FactsServer(Server):
         self._doing, self._membership, self._arena = doing, membership, arena
         self._returning: list[int] = []  # who want a replica
         self._being_laid: dict[int, tuple[int, int]] = {}  # by whom: where in the arena, and so many bytes
-        self._laid: list[Laid] = []
+        self._laid: list[LaidDown] = []
         self._facts: dict[str, str] = {}
         self._sends: dict[int, Send] = {}
         self._lost: list[Any] = []  # what is said of those who have failed, or are gone
@@ -210,6 +210,9 @@ class FactsServer(Server):
         if worker not in self._ended:
             self._publish(say.ToldToAll(self.key, worker, "gone", self._what_then(worker), "ended" if ended else ""))
         super().leave(worker, ended)
+        if worker in self._returning:  # it has died once more
+            self._returning.remove(worker)
+            self._say_who_want()
 
     @property
     def notes(self) -> list[str]:
@@ -233,14 +236,12 @@ class FactsServer(Server):
         if rank in self._being_laid:
             self._arena.give_back(*self._being_laid.pop(rank))
         self._taken(rank)
-        if rank in self._returning:
-            self._returning.remove(rank)
-            self._say_who_want()
         self._refuse_if_others_end()
 
     def _returns(self, worker: int) -> None:
         if worker not in self._dead:
             why = "it is a member" if self.least else "the run needs all its workers, and has lost one"
+            why = why if len(self._sends) > 1 else "the run that it left is over"
             self._sends[worker](say.NoReturn(self.key, why))
             return
         self._returning.append(worker)
@@ -289,7 +290,7 @@ class FactsServer(Server):
                 say.NoReturn(self.key, f"rank {self.ranks[worker]} cannot lay down its replica: {handed.why}")
             )
         if handed.nbytes and returning:
-            self._laid.append(Laid(at, room, set(returning)))
+            self._laid.append(LaidDown(at, room, set(returning)))
             for one in returning:
                 self._membership.revive(self.root, self.ranks[one], self.ranks[worker], handed.page)
                 self._facts = with_twin(self._facts, progress_of(self._facts, worker), one)
@@ -298,7 +299,7 @@ class FactsServer(Server):
             for one, member in itertools.product(returning, self._members):
                 self._sends[member](say.Returned(self.key, one, worker))
             for one in returning:
-                self._sends[one](say.Replica(self.key, at, handed.nbytes))
+                self._sends[one](say.TakeHere(self.key, at, handed.nbytes))
         self._say_who_want()
 
     def _taken(self, worker: int) -> None:

@@ -407,7 +407,7 @@ class HandHere(NamedTuple):
     at: int
 
 
-class Replica(NamedTuple):
+class TakeHere(NamedTuple):
     """What the worker has asked for as it returned lies there."""
 
     key: str
@@ -761,7 +761,7 @@ KINDS: tuple[type[Any], ...] = (
     Gone,
     Wanted,
     HandHere,
-    Replica,
+    TakeHere,
     Returned,
     NoReturn,
     Doing,

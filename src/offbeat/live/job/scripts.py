@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import IO
@@ -28,6 +28,7 @@ from offbeat.basics import checks
 from offbeat.basics.units import format_ranks, format_seconds
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.transport.hosts import RETURNS
+from offbeat.live.worker.board import BEGAN
 
 VARIABLE = "OFFBEAT_MIN_WORKERS"  # as long as so many are left, a run goes on without the dead: see ``attach``
 LOOPBACK = "127.0.0.1"
@@ -69,7 +70,7 @@ def run_script(
         _say("each worker computes with one thread; set OMP_NUM_THREADS to change that")
     everybody = {**usual, **os.environ, **_common(workers, store.port), VARIABLE: str(min_workers)}
     with ExitStack() as stack:
-        crew = _Crew(words, everybody, grace_s, prefix, restarts, stack)
+        crew = _Crew(words, everybody, grace_s, prefix, restarts, lambda: bool(store.check([BEGAN])), stack)
         for rank in range(workers):
             if crew.asked is None:
                 crew.start(rank)
@@ -183,11 +184,12 @@ class _Crew:
         grace_s: float,
         prefix: bool,
         restarts: int,
+        has_begun: Callable[[], bool],
         stack: ExitStack,
     ) -> None:
         self.asked: int | None = None  # the signal that asked for the end
         self._words, self._environment = words, environment
-        self._grace_s, self._prefix, self._restarts = grace_s, prefix, restarts
+        self._grace_s, self._prefix, self._restarts, self._has_begun = grace_s, prefix, restarts, has_begun
         self._workers: list[_Worker] = []
         self._ended: list[_Worker] = []  # that no other has taken, or will take, the place of
         self._again: list[tuple[float, int, int]] = []  # who is to be started again: when, its rank, for the n-th time
@@ -300,6 +302,8 @@ class _Crew:
 
     def _whether_again(self, worker: _Worker) -> str:
         """In words; if so, it will be started again."""
+        if not self._has_begun():
+            return ", and it is not started again, since not all workers had attached"
         if worker.life == self._restarts:
             return f", and it is not started again, since it has been {_times(self._restarts)}"
         pause_s = min(FIRST_PAUSE_S * 2**worker.life, LONGEST_PAUSE_S)

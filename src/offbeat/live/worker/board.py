@@ -30,6 +30,7 @@ from offbeat.live.worker.news import Failure, Loss, RunFacts
 from offbeat.live.worker.start import prepare, secret_of
 
 POLL_S = 0.02  # how often a waiting worker looks up by itself: signals are heard then
+BEGAN = "offbeat/began"  # in the job's store, once a run has that goes on without the dead
 NEWS_S = 2.0  # how long a worker that lost a connection waits to hear whose it was
 
 
@@ -212,6 +213,13 @@ class Board:
         if self.min_workers:
             self._post(f"{say.ATTACHED}/{self.rank}", "1")
         return lambda: not self.min_workers or self._all(say.ATTACHED)
+
+    def has_begun(self) -> None:
+        """From now on a worker that dies can come back: whoever hosts the job's store is to know."""
+        store = self.of_job
+        while isinstance(store, PrefixStore):
+            store = store.underlying_store
+        store.set(BEGAN, "1")
 
     @property
     def dead(self) -> dict[int, float]:

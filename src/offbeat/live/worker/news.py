@@ -54,7 +54,7 @@ class RunFacts:
         self.wanted = 0  # so many have returned, and want a replica
         self._handing: int | None = None  # where this worker's may lie, as it was answered last; -1: nowhere
         self._said_by_then: dict[str, str] = {}  # how far this worker had said to be when it laid its replica down
-        self._replica: say.Replica | say.NoReturn | None = None  # for this worker
+        self._replica: say.TakeHere | say.NoReturn | None = None  # for this worker
         self._failure: Failure | None = None  # the first one stays
         self._answers: dict[int, dict[int, str]] = {}
         self._questions = 0
@@ -125,7 +125,7 @@ class RunFacts:
                 own = other == self._rank
                 told = self._said_by_then if own else progress_of(self._facts, other)
                 self._facts = with_twin(self._facts, told, worker)
-            case say.Replica() | say.NoReturn():
+            case say.TakeHere() | say.NoReturn():
                 self._replica = message
             case say.Doing(number=number, said=said):
                 self._answers[number] = dict(said)
@@ -154,7 +154,7 @@ class RunFacts:
 
     # Coming back.
 
-    def returns(self) -> say.Replica | say.NoReturn | None:
+    def returns(self) -> say.TakeHere | say.NoReturn | None:
         """Where a member's replica lies for this worker, which comes in place of a dead one, once that is known.
 
         The first call asks for it.
