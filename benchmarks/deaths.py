@@ -86,7 +86,7 @@ def run(
     parameters: int = PARAMETERS,
     backward: bool = False,
 ) -> list[dict[str, Any]]:
-    """All that all workers tell. ``dies_s``: by rank and life, so long after it has attached, or begun in a later life."""
+    """All that all workers tell. ``dies_s``: by rank and life, how long after its attach, or in a later life its start."""
     told = {
         "method": method,
         "dies_s": {f"{rank}/{life}": after_s for (rank, life), after_s in dies_s.items()},
@@ -171,7 +171,7 @@ def goodput(report: Report, repeats: int, methods: list[str]) -> None:
 def chaos(report: Report, repeats: int, methods: list[str]) -> None:
     del methods
     killed, returned = 0, 0
-    for k, (name, method) in enumerate(sorted(ob.STRATEGIES.items()) * repeats):
+    for k, name in enumerate(sorted(ob.STRATEGIES) * repeats):
         draw = random.Random(k)
         dies_s = {
             (rank, life): draw.uniform(0.2, 5.0)
@@ -181,7 +181,7 @@ def chaos(report: Report, repeats: int, methods: list[str]) -> None:
         }
         if len([1 for rank, life in dies_s if not life]) == SIZE:  # somebody is to be there
             dies_s.pop((draw.randrange(SIZE), 0))
-        told = run(str(method.make()), dies_s, 9.0, LIVES, 10_000, backward=True)
+        told = run(name, dies_s, 9.0, LIVES, 10_000, backward=True)
         ends = {one["digest"] for one in told if "digest" in one}
         lives = {(one["rank"], one["life"]) for one in told}
         assert len(ends) == 1, f"{name}, {dies_s}: the workers end with different weights"
