@@ -86,7 +86,7 @@ def run(
     parameters: int = PARAMETERS,
     backward: bool = False,
 ) -> list[dict[str, Any]]:
-    """All that all workers tell. ``dies_s``: by rank and life, how long after its attach, or in a later life its start."""
+    """All that all workers tell. ``dies_s``: by rank and life, how long after attach, or in later lives its start."""
     told = {
         "method": method,
         "dies_s": {f"{rank}/{life}": after_s for (rank, life), after_s in dies_s.items()},
