@@ -34,10 +34,8 @@ FREE = {  # who waits for nobody
     "all, a quorum of half": ob.self_clocked(1, None, 0.5),
     "pairs": ob.self_clocked(1, 2, "first", pause=0.0),
     "pairs that draw": ob.self_clocked(1, 2, "first", draw=2),
-    "pairs by a schedule": ob.self_clocked(1, 2, meet="all"),
 }
 WAITING = {
-    "bounded": ob.self_clocked(1, 2, meet="all", staleness=2),
     "pairs, not late": ob.self_clocked(1, 2, late=0),
     "all, not late": ob.self_clocked(1, None, "first", late=0),
 }
