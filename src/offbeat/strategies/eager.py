@@ -11,6 +11,7 @@ from offbeat.method import (
     CatchUp,
     Channel,
     Codec,
+    Facts,
     Got,
     Nodes,
     Open,
@@ -21,9 +22,10 @@ from offbeat.method import (
     method,
     one_of,
     topology,
+    waiting,
     whole,
 )
-from offbeat.strategies.common import Sync, optional, own_gradient, rules, sends_all
+from offbeat.strategies.common import Sync, optional, own_gradient, quorum, rules, sends_all
 
 PAPER = Paper(
     name="eager",
@@ -41,7 +43,13 @@ PAPER = Paper(
 )
 
 
-@method(PAPER)
+def facts(wait: str | int | float | Wait, sync_every: int | None, late: int, grace: Window, **others: object) -> Facts:
+    """Without a window the others' gradients come in after the first one's round, and with ``late=1`` all do."""
+    in_step = sync_every == 1 or (not late and (bool(grace) or quorum(wait) == waiting.everyone))
+    return Facts(late_gradients=not in_step)
+
+
+@method(PAPER, facts)
 def eager(
     wait: str | int | float | Wait = "first",
     sync_every: int | None = 33,

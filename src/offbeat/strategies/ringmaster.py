@@ -10,6 +10,7 @@ from offbeat.method import (
     Body,
     Channel,
     Codec,
+    Facts,
     Got,
     Nodes,
     Open,
@@ -45,7 +46,12 @@ PAPER = Paper(
 )
 
 
-@method(PAPER)
+def facts(threshold: object, **others: object) -> Facts:
+    """A gradient is late as soon as another one has come before it."""
+    return Facts(late_gradients=threshold != 1)
+
+
+@method(PAPER, facts)
 def ringmaster(
     threshold: int | Literal["workers"] | None = "workers", per_node: int = 1, codec: Codec | str | None = None
 ) -> Body:
