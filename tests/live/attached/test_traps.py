@@ -6,6 +6,7 @@ import copy
 import itertools
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -131,6 +132,10 @@ def test_parameters_that_the_optimiser_lacks_are_warned_of_unless_they_are_froze
         assert out["frozen"] == []
 
 
+def _attached(inner: torch.optim.Optimizer, model: nn.Module, method: ob.Strategy | None) -> None:
+    ob.attach(inner, model, method, patience_s=PATIENCE_S).finish()
+
+
 @scenario(2)
 def late_gradients(rank: int) -> dict[str, list[str]]:
     makers: dict[str, Any] = {"AdamW": torch.optim.AdamW, "SGD": torch.optim.SGD}
@@ -139,7 +144,7 @@ def late_gradients(rank: int) -> dict[str, list[str]]:
     for (kind, make), (name, method) in itertools.product(makers.items(), methods.items()):
         model = net()
         inner = make(model.parameters(), lr=0.01)
-        out[f"{kind}, {name}"] = warned(lambda m=model, i=inner, how=method: ob.attach(i, m, how).finish())
+        out[f"{kind}, {name}"] = warned(partial(_attached, inner, model, method))
     return out
 
 
