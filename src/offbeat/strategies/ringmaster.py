@@ -71,7 +71,9 @@ def ringmaster(
     *When it helps*: workers whose speeds differ much, for good or by turns: the fast ones set the pace, and what a slow
     one brings is used while it is fresh enough.
     *When it hurts*: a worker in whose step the others make R versions never contributes, and neither do its data; each
-    version costs a sum among all, which is much for large models and many workers.
+    version costs a sum among all, which is much for large models and many workers. Adam, of which ``attach`` warns: a
+    GPT did not get off its plateau (+29 % of all-reduce's loss, with R = 1 +23 %), and the digits took half of the rate
+    or less, with momentum too.
     *Suggested settings*: R = P, P/4 or P/16; the smaller, the larger a learning rate it bears. The threshold drops what
     ``eager(sync="bounded")`` would wait for.
     *Departures*: no server: every worker keeps the weights and applies the same sums in the same order. Gradients that
