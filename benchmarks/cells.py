@@ -93,15 +93,12 @@ OURS = {
     "self-clocked squares 1": ob.self_clocked(squares=1, codec=None),
     "self-clocked squares 4": ob.self_clocked(squares=4, codec=None),
     "self-clocked period 2 squares 1 pause 0": ob.self_clocked(period=2, pause=0.0, squares=1, codec=None),
-    "self-clocked spread squares 1": ob.self_clocked("spread", squares=1, codec=None),
-    "self-clocked by a schedule period 2 squares 1": ob.self_clocked(2, meet="all", pause=0.0, squares=1, codec=None),
 }
 AS_FEW, AS_MANY, AT_HALF = "self-clocked as few", "self-clocked as many", "self-clocked everyone at half"
 SETTINGS = {  # squares beyond the number of workers count as so many
     AS_FEW: ob.self_clocked(period=1, group=None, wait=0.125, pause=0.0, squares=1024, codec=None),
     AS_MANY: ob.self_clocked(period=1, group=2, pause=1.0, squares=16, codec=None),
     AT_HALF: ob.self_clocked(period=1, group=None, pause=0.0, wait=0.5, squares=16, codec=None),
-    "self-clocked outer momentum": ob.self_clocked(outer_momentum=0.4, codec=None),
 }
 GRACE = {
     "eager 1/2, grace": ob.eager(wait=0.5, sync="bounded", staleness=20),

@@ -3,6 +3,7 @@
     python benchmarks/plateau.py [--workers 4] [--seeds 3] [--scenes nobody slow] [--methods eager "eager:late=1"]
     python benchmarks/plateau.py --alone                                one process: gradients 0, 1, 2 steps late
     python benchmarks/plateau.py --live [--workers 4] [--steps 500]     real processes, on a GPU where there is one
+    python benchmarks/plateau.py --task "digits, momentum" --steps 200 --rates 0.1      without a plateau, or AdamW
     python benchmarks/plateau.py --quick
 
 The text is what Python brings: its reference (``pydoc_data.topics``) and the docstrings of its library, 2 MB of bytes,
@@ -39,7 +40,7 @@ import sysconfig
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import mean
@@ -177,6 +178,13 @@ def task(size: Size, rows: int, rate: float, seed: int) -> ob.Task:
     )
 
 
+def digits(rows: int, rate: float, seed: int, name: str) -> ob.Task:
+    """The digits, whose loss stands on no plateau."""
+    if name == "digits, AdamW":
+        return replace(ob.tasks.digits(rows, seed=seed), optimizer=partial(torch.optim.AdamW, lr=rate, fused=True))
+    return ob.tasks.digits(rows, lr=rate, momentum=0.9, seed=seed)
+
+
 @dataclass(frozen=True)
 class Case:
     scene: str
@@ -188,6 +196,13 @@ class Case:
     hosts: int
     seed: int
     message: float = 0.0
+    task: str = "text"
+
+    @property
+    def trained(self) -> ob.Task:
+        if self.task != "text":
+            return digits(self.rows, self.rate, self.seed, self.task)
+        return task(SMALL, self.rows, self.rate, self.seed)
 
 
 @dataclass(frozen=True)
@@ -212,7 +227,7 @@ def left(losses: Sequence[float]) -> int | None:
 def network(case: Case) -> ob.Network:
     if not case.message:
         return ob.Network(hosts=case.hosts)
-    model_bytes = 4 * sum(p.numel() for p in GPT(SMALL).parameters())
+    model_bytes = 4 * sum(p.numel() for p in case.trained.model().parameters())
     return ob.Network(bandwidth_Bps=model_bytes / (case.message * STEP_S), hosts=case.hosts)
 
 
@@ -226,7 +241,7 @@ def simulated(case: Case) -> Outcome:
     end: dict[str, Any] = {"steps": case.steps} if late is None else {"seconds": case.steps * STEP_S}
     run = ob.simulate(
         case.method,
-        task(SMALL, case.rows, case.rate, case.seed),
+        case.trained,
         case.workers,
         **end,
         seed=case.seed,
@@ -293,11 +308,11 @@ def alone(report: Report, chosen: argparse.Namespace) -> None:
             report.row(what, f"{found:.4f}   left after {left(losses) or '–'}", late=late, rate=rate, loss=found)
 
 
-def measured(case: Case, live: bool, kept: dict[Case, Outcome], keep: str | None) -> Outcome:
+def measured(case: Case, chosen: argparse.Namespace, kept: dict[Case, Outcome]) -> Outcome:
     if case not in kept:
-        kept[case] = run_workers(case.workers, own_loop, case)[0] if live else simulated(case)
-        if keep is not None:
-            with Path(keep).open("a") as out:
+        kept[case] = run_workers(case.workers, own_loop, case)[0] if chosen.live else simulated(case)
+        if chosen.keep is not None:
+            with Path(chosen.keep).open("a") as out:
                 out.write(json.dumps([asdict(case), asdict(kept[case])]) + "\n")
     return kept[case]
 
@@ -308,8 +323,8 @@ def figures(report: Report, chosen: argparse.Namespace, workers: int, kept: dict
     reference = DDP if chosen.live else REFERENCE
 
     def outcome(scene: str, method: str, seed: int) -> Outcome:
-        case = Case(scene, method, workers, chosen.steps, rows, chosen.rates[0], chosen.hosts, seed, chosen.message)
-        return measured(case, chosen.live, kept, chosen.keep)
+        how = chosen.hosts, seed, chosen.message, chosen.task
+        return measured(Case(scene, method, workers, chosen.steps, rows, chosen.rates[0], *how), chosen, kept)
 
     for scene in chosen.scenes:
         others = [m for m in (*([REFERENCE] if chosen.live else []), *chosen.methods) if m != reference]
@@ -344,6 +359,7 @@ def main() -> None:
     parser.add_argument("--message", type=float, default=0.0, help="how many steps one copy of the model takes")
     parser.add_argument("--scenes", nargs="+", default=["nobody"], choices=SCENES)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), metavar="METHOD", help="in words")
+    parser.add_argument("--task", default="text", choices=["text", "digits, momentum", "digits, AdamW"])
     parser.add_argument("--keep", metavar="FILE", help="keep every outcome here, and go on from what it holds")
     parser.add_argument("--live", action="store_true", help="real processes and the large model; scene nobody")
     parser.add_argument("--alone", action="store_true", help="one process, gradients that are late")

@@ -139,7 +139,7 @@ def test_in_virtual_time_a_window_of_so_many_seconds_is_waited_for_to_the_second
 
 @pytest.mark.parametrize(
     "strategy",
-    [ob.wagma(), ob.wagma(wait=0.5, late=1), ob.self_clocked(meet="all"), ob.decoupled(2, 2)],
+    [ob.wagma(), ob.wagma(wait=0.5, late=1), ob.decoupled(2, 2)],
     ids=str,
 )
 def test_no_grace_is_no_difference(strategy: ob.Strategy) -> None:
@@ -156,10 +156,3 @@ def test_no_grace_is_no_difference(strategy: ob.Strategy) -> None:
 def test_a_window_that_means_nothing_is_refused(window: Any) -> None:
     with pytest.raises(ValueError, match="a grace of"):
         ob.eager(grace=window)
-
-
-def test_groups_of_those_who_have_arrived_have_nobody_to_wait_for() -> None:
-    with pytest.raises(ValueError, match='say meet="all"'):
-        ob.self_clocked(grace="auto")
-    with pytest.raises(ValueError, match='say meet="all"'):
-        ob.self_clocked(staleness=4)

@@ -34,10 +34,8 @@ FREE = {  # who waits for nobody
     "all, a quorum of half": ob.self_clocked(1, None, 0.5),
     "pairs": ob.self_clocked(1, 2, "first", pause=0.0),
     "pairs that draw": ob.self_clocked(1, 2, "first", draw=2),
-    "pairs by a schedule": ob.self_clocked(1, 2, meet="all"),
 }
 WAITING = {
-    "bounded": ob.self_clocked(1, 2, meet="all", staleness=2),
     "pairs, not late": ob.self_clocked(1, 2, late=0),
     "all, not late": ob.self_clocked(1, None, "first", late=0),
 }
@@ -77,13 +75,9 @@ def test_in_every_order_of_few_workers_the_sum_of_all_is_that_of_their_steps(
 
 def random_self_clocked(draw: random.Random, workers: int) -> ob.Strategy:
     group, late = draw.choice([None, 2, 2, 3, draw.randint(1, workers)]), draw.choice([0, 1, 1])
-    meet: Any = draw.choice(["arrived", "arrived", "all"])
     wait: Any = draw.choice(["first", "majority", "everyone", 2, 0.125, 0.5])
-    pairs, bound = meet == "arrived" and group == 2, draw.choice([None, 1 + late, 5]) if meet == "all" else None
-    return ob.self_clocked(
-        draw.choice([1, 1, 2, 3]), group, wait, late, meet, draw.choice([0.0, 1.0]),
-        draw.choice([0, 1, 2]) if pairs else 0, bound,
-    )  # fmt: skip
+    drawn = draw.choice([0, 1, 2]) if group == 2 else 0
+    return ob.self_clocked(draw.choice([1, 1, 2, 3]), group, wait, late, draw.choice([0.0, 1.0]), drawn)
 
 
 def test_random_schedules_of_self_clocked_conserve_every_step() -> None:

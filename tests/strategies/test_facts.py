@@ -24,6 +24,7 @@ P = 5
 ALL = Facts(meets="everyone", waits_where_it_begins=True)
 LATER = Facts(meets="everyone")
 OTHERS = Facts()
+LATE = Facts(late_gradients=True)
 
 TABLE: list[tuple[ob.Strategy, Facts]] = [
     (ob.allreduce(), ALL),
@@ -39,8 +40,14 @@ TABLE: list[tuple[ob.Strategy, Facts]] = [
     (ob.diloco(4, fragments=2), ALL),
     (ob.diloco(4, overlap=2), LATER),
     (ob.eager(), OTHERS),
+    (ob.eager("everyone", grace=0), OTHERS),
+    (ob.eager(sync_every=1, grace=0), OTHERS),
+    (ob.eager(grace=0), LATE),
+    (ob.eager("50%", grace=0), LATE),
+    (ob.eager(late=1), LATE),
     (ob.msync(), OTHERS),
-    (ob.ringmaster(), OTHERS),
+    (ob.ringmaster(), LATE),
+    (ob.ringmaster(1), OTHERS),
     (ob.decoupled(), OTHERS),
     (ob.wagma(), OTHERS),
     (ob.self_clocked(), OTHERS),
@@ -116,6 +123,19 @@ def test_what_a_method_says_of_itself_is_what_it_does(strategy: ob.Strategy) -> 
     assert seen.batches == said.cuts_batches
     if everyone:
         assert said.waits_where_it_begins == (not seen.out_over_a_step)
+
+
+GRADIENTS = [s for s, _ in TABLE if s.name in ("eager", "msync", "ringmaster")]
+
+
+@pytest.mark.parametrize("strategy", GRADIENTS, ids=str)
+def test_of_late_gradients_it_speaks_where_a_third_or_more_are_late_though_nobody_is_slow(
+    strategy: ob.Strategy,
+) -> None:
+    ran = ob.simulate(strategy, TASK, workers=P, steps=40, compute_s=ob.delays.lognormal(1.0, 0.1))
+    ages = [age for r in ran.trace.rounds[P:] for age in r.staleness.values()]
+    assert len(ages) > 2 * P
+    assert (sum(age > 0 for age in ages) > len(ages) / 3) == strategy.facts.late_gradients
 
 
 def record(came_s: float) -> StepRecord:

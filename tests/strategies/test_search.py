@@ -255,8 +255,6 @@ def conserves(case: Case) -> bool:
         return how["stale"] != "fade" and how["apply"] == "queue" and not coded
     if name == "ringmaster":
         return not coded
-    if name == "self_clocked":
-        return how["outer_momentum"] == 0.0
     if name == "wagma":
         return how["merge"] == "correct" or how["late"] > 0
     if name == "dasgd":
@@ -270,7 +268,7 @@ def conserves(case: Case) -> bool:
         return how["graph"] in ("everyone", "complete", "ring", "exponential", "torus", "one_peer_exponential")
     if name in ("local_sgd", "adaptive"):
         return not coded
-    return name in ("allreduce", "dpsgd", "ad_psgd", "matcha")
+    return name in ("self_clocked", "allreduce", "dpsgd", "ad_psgd", "matcha")
 
 
 def check_samples(case: Case, run: ob.Run, seen: Seen) -> None:
@@ -320,9 +318,6 @@ def check_staleness(case: Case, run: ob.Run) -> None:
         of: Any = case.strategy.settings
         R = {None: math.inf, "workers": case.workers // of["per_node"]}.get(of["threshold"], of["threshold"])
         assert all(age < R for r in run.trace.rounds for age in r.staleness.values())
-    if case.strategy.name == "self_clocked":
-        limit: Any = case.strategy.settings["staleness"]
-        assert limit is None or all(age <= limit for r in run.trace.rounds for age in r.staleness.values())
     if case.strategy.settings.get("sync") == "bounded":
         how: Any = case.strategy.settings
         every = how["sync_every"] if case.strategy.name == "eager" else how["tau"]

@@ -226,30 +226,6 @@ def test_the_mean_of_all_moves_by_their_own_steps_alone(group: int | None, late:
     torch.testing.assert_close(ran.final, torch.full_like(ran.final, -0.1 * STEPS), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("steps", [21, 24])
-def test_outer_momentum_goes_on_in_the_direction_of_the_way_since_the_taking_before(steps: int) -> None:
-    """On a slope, all alike, an exchange of three and a half steps: they take after the steps 5, 9, 13, 17 and 21.
-
-    What is gone on by is handed in like a step, also where no step follows.
-    """
-    beta, way, u, left = 0.4 * (1 - 1 / 4), 0.0, 0.0, 0.0
-    for step in range(1, steps + 1):
-        way -= 0.1
-        if step in (5, 9, 13, 17, 21):
-            u, way = beta * u + way - left, way + beta * u
-            left = way
-    strategy = ob.self_clocked(1, None, "everyone", pause=0.0, codec=None, outer_momentum=0.4)
-    ran = ob.simulate(strategy, slope(), 4, steps, network=ob.Network(3.5 / 8, float("inf")), compute_s=1.0)
-    assert way < -0.1 * steps - 0.5
-    torch.testing.assert_close(ran.final, torch.full_like(ran.final, way), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("late", [0, 1])
-def test_outer_momentum_changes_nothing_where_no_exchange_takes_longer_than_the_period(late: int) -> None:
-    runs = [run(ob.self_clocked(2, None, "everyone", late, outer_momentum=beta), 8) for beta in (0.9, 0.0)]
-    assert torch.equal(runs[0].weights, runs[1].weights)
-
-
 def slope() -> ob.Task:
     def nothing() -> torch.nn.Module:
         model = torch.nn.Linear(3, 1, bias=False).double()
@@ -264,27 +240,14 @@ def slope() -> ob.Task:
     )
 
 
-def test_a_period_by_spread_grows_when_the_learning_rate_falls() -> None:
-    digits = replace(ob.tasks.digits(hidden=16), scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 60, 0.1))
-    every, by_spread = (
-        exchanges(ob.simulate(ob.self_clocked(p, None, "first"), digits, 4, 200, network=FREE, compute_s=1.0))
-        for p in (1, "spread")
-    )
-    assert by_spread < 0.95 * every
-
-
 @pytest.mark.parametrize(
     ("made", "said"),
     [
         (lambda: ob.self_clocked(0), "period is 0"),
         (lambda: ob.self_clocked(late=2), "late is 2"),
-        (lambda: ob.self_clocked(meet="all", staleness=1), "staleness is 1"),
-        (lambda: ob.self_clocked(meet="some"), "meet"),  # type: ignore[arg-type]
         (lambda: ob.self_clocked(pause=-1.0), "a pause of -1.0"),
         (lambda: ob.self_clocked(draw=-1), "draw is -1"),
-        (lambda: ob.self_clocked(draw=2, meet="all"), "leave draw out"),
         (lambda: ob.self_clocked(draw=2, group=4), "leave draw out"),
-        (lambda: ob.self_clocked(outer_momentum=1.5), "outer_momentum is 1.5"),
         (lambda: ob.self_clocked(codec=ob.codec.topk(8)), "nothing sends later"),
     ],
 )

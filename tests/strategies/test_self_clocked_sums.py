@@ -28,10 +28,9 @@ CODED = {
     "all together": ob.self_clocked(1, None, 0.5, codec=INT8),
     "all wait for all": ob.self_clocked(1, None, "everyone", late=0, codec=INT8),
     "groups of three": ob.self_clocked(1, 3, "first", pause=0.0, codec=INT8),
-    "by a schedule": ob.self_clocked(2, 2, meet="all", staleness=3, codec=ob.codec.int8(bucket=5)),
     "drawing": ob.self_clocked(1, 2, draw=2, codec=ob.codec.bf16()),
     "two bits": ob.self_clocked(1, None, 0.5, codec=ob.codec.qsgd(2, 7)),
-    "by spread": ob.self_clocked("spread", 2, codec=ob.codec.qsgd(4, 7, "l2")),
+    "every second step": ob.self_clocked(2, 2, codec=ob.codec.qsgd(4, 7, "l2")),
     "in nodes": ob.self_clocked(per_node=2, codec=INT8),
 }
 ENDS: list[dict[str, Any]] = [{"steps": 7}, {"samples": 25}]

@@ -63,8 +63,6 @@ OTHERS = {
     "self-clocked": ob.self_clocked(codec=None),
     "self-clocked, drawing": ob.self_clocked(1, 2, draw=2, codec=None),
     "self-clocked, everyone": ob.self_clocked(1, None, "first", codec=None),
-    "self-clocked, by a schedule": ob.self_clocked(meet="all", codec=None),
-    "self-clocked, bounded": ob.self_clocked(meet="all", staleness=2, codec=None),
     "self-clocked, not late": ob.self_clocked(1, late=0, codec=None),
     "decoupled": ob.decoupled(2, quorum=2),
     "decoupled, quorum of one": ob.decoupled(quorum=1, merge="direct"),

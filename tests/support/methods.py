@@ -62,14 +62,6 @@ STALENESS: Choice = lambda workers, drawn: st.none() if drawn["sync"] == "barrie
 GRACE = one(0.0, 0.0, 0.05, 0.7, "auto", "auto")
 
 
-def of_those_who_come(drawn: Settings) -> bool:
-    return drawn["meet"] == "arrived" and drawn["group"] is not None
-
-
-def makes_pairs(drawn: Settings) -> bool:
-    return drawn["meet"] == "arrived" and drawn["group"] == 2
-
-
 PACE = one(None, "equal", "speed")
 MOMENTS = one(None, None, 1, 3, "1/1", "2/1")
 TOGETHER = one(None, None, 1, 3, "2/2")
@@ -101,15 +93,12 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "per_node": per_node, "codec": codecs, "moments": TOGETHER,
     },
     "self_clocked": {
-        "period": one(1, 2, 3, "spread"),
+        "period": whole(1, 3),
         "group": lambda workers, drawn: st.sampled_from([None, "auto"]) | st.integers(1, workers),
         "wait": lambda workers, drawn: st.just("auto") | WAITS(workers, drawn), "late": one(0, 1),
-        "meet": one("arrived", "all"), "pause": one(0.0, 0.5, 1.0, "auto"),
-        "draw": lambda workers, drawn: st.integers(0, 3) if makes_pairs(drawn) else st.sampled_from([0, "auto"]),
-        "staleness": lambda workers, drawn: st.none() if of_those_who_come(drawn) else st.sampled_from([None, 2, 5]),
-        "grace": lambda workers, drawn: st.just(0.0) if of_those_who_come(drawn) else GRACE(workers, drawn),
-        "per_node": per_node, "codec": codecs, "squares": one(1, 4, "auto"), "outer_momentum": one(0.0, 0.4),
-        "moments": TOGETHER,
+        "pause": one(0.0, 0.5, 1.0, "auto"),
+        "draw": lambda workers, drawn: st.integers(0, 3) if drawn["group"] == 2 else st.sampled_from([0, "auto"]),
+        "per_node": per_node, "codec": codecs, "squares": one(1, 4, "auto"), "moments": TOGETHER,
     },
     "nonblocking": {
         "micro": one("auto", 1, 2, 3, 8),
@@ -196,6 +185,5 @@ EVERY_KIND = {
         ob.ringmaster(),
         ob.decoupled(),
         ob.self_clocked(),
-        ob.self_clocked(meet="all", staleness=2),
     )
 }

@@ -117,7 +117,7 @@ LIVE = [
     ob.wagma(codec=ob.codec.qsgd(2, 3)), ob.wagma(late=1), ob.wagma(merge="correct", codec=ob.codec.bf16()),
     ob.local_sgd(2, codec=ob.codec.qsgd(2, 3)), ob.adaptive(2, codec=ob.codec.bf16()), ob.qsgd(2),
     ob.dasgd(2, 0, 0.0, codec=ob.codec.int8(5)), ob.dpsgd(codec=ob.codec.qsgd(2, 3)), ob.sgp(codec=ob.codec.bf16()),
-    ob.self_clocked(), ob.self_clocked(codec=ob.codec.qsgd(2, 3)), ob.self_clocked("spread", outer_momentum=0.4),
+    ob.self_clocked(), ob.self_clocked(codec=ob.codec.qsgd(2, 3)), ob.self_clocked(2, pause=0.5),
     ob.self_clocked(2, None, "everyone", late=0, codec=ob.codec.int8(5)),
 ]  # fmt: skip
 

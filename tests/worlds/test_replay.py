@@ -41,7 +41,7 @@ STRATEGIES = (
     ob.decoupled(2, 3, per_node=2),
     ob.self_clocked(),
     ob.self_clocked(1, None, 0.5, per_node=2),
-    ob.self_clocked("spread", codec=ob.codec.qsgd(8)),
+    ob.self_clocked(2, codec=ob.codec.qsgd(8)),
     ob.wagma(),
     ob.wagma(merge="correct"),
     ob.wagma(late=1),

@@ -19,11 +19,14 @@ class Facts:
     round of all; "others" where some do, as along a graph, or where a channel keeps a record of its rounds.
     ``waits_where_it_begins``: an exchange is waited for in the step that begins it; otherwise training goes on.
     ``cuts_batches``: it asks for micro-batches (``Batch``), not for whole batches.
+    ``late_gradients``: a third of the gradients and more are applied to weights that have moved on since, though nobody
+    is slow.
     """
 
     meets: Literal["everyone", "others"] = "others"
     waits_where_it_begins: bool = False
     cuts_batches: bool = False
+    late_gradients: bool = False
 
 
 NOTHING_SAID = Facts()

@@ -10,6 +10,7 @@ from offbeat.method import (
     Body,
     Channel,
     Codec,
+    Facts,
     Got,
     Nodes,
     Open,
@@ -45,7 +46,12 @@ PAPER = Paper(
 )
 
 
-@method(PAPER)
+def facts(threshold: object, **others: object) -> Facts:
+    """A gradient is late as soon as another one has come before it."""
+    return Facts(late_gradients=threshold != 1)
+
+
+@method(PAPER, facts)
 def ringmaster(
     threshold: int | Literal["workers"] | None = "workers", per_node: int = 1, codec: Codec | str | None = None
 ) -> Body:
@@ -65,7 +71,9 @@ def ringmaster(
     *When it helps*: workers whose speeds differ much, for good or by turns: the fast ones set the pace, and what a slow
     one brings is used while it is fresh enough.
     *When it hurts*: a worker in whose step the others make R versions never contributes, and neither do its data; each
-    version costs a sum among all, which is much for large models and many workers.
+    version costs a sum among all, which is much for large models and many workers. Adam, of which ``attach`` warns: a
+    GPT did not get off its plateau (+29 % of all-reduce's loss, with R = 1 +23 %), and the digits took half of the rate
+    or less, with momentum too.
     *Suggested settings*: R = P, P/4 or P/16; the smaller, the larger a learning rate it bears. The threshold drops what
     ``eager(sync="bounded")`` would wait for.
     *Departures*: no server: every worker keeps the weights and applies the same sums in the same order. Gradients that

@@ -31,7 +31,6 @@ BESIDE: dict[str, tuple[ob.Strategy, dict[str, Any]]] = {
     "accumulated": (ob.dpsgd(), {"accumulate": 2}),
     "by spread": (ob.adaptive(2, sampling=4), {}),
     "in rounds of all": (ob.self_clocked(2, None, "everyone", late=0), {}),
-    "in rounds of all, by spread": (ob.self_clocked("spread", None, "everyone", late=0), {}),
 }
 NOBODY_WAITS = {
     "self_clocked": ob.self_clocked(),

@@ -67,7 +67,7 @@ def test_after_finish_every_worker_knows_who_was_slow() -> None:
 
 @pytest.mark.live
 def test_after_finish_every_worker_knows_how_self_clocked_talked_and_whom_it_did_not_wait_for() -> None:
-    (outcomes,) = forge.run([Job(train, 2, (ob.self_clocked(period=2, meet="all"), 12, 1))])
+    (outcomes,) = forge.run([Job(train, 2, (ob.self_clocked(period=2), 12, 1))])
     first, second = forge.values(outcomes)
     assert first.sentences == second.sentences
     talked = re.search(r"They talked (\d+) times, once in ([\d.]+) steps", str(first))

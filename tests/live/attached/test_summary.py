@@ -20,7 +20,7 @@ from tests.support.scenarios import Told, scenario
 
 METHODS = {
     "self_clocked": ob.self_clocked(period=1),
-    "self_clocked, all": ob.self_clocked(period=1, pause=0.0, meet="all"),
+    "self_clocked, all": ob.self_clocked(period=1, group=None),
     "eager": ob.eager(),
     "local_sgd": ob.local_sgd(2),
     "adaptive": ob.adaptive(period=2),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -128,6 +130,29 @@ def test_parameters_that_the_optimiser_lacks_are_warned_of_unless_they_are_froze
         assert "4 of the model's 6 parameters" in words
         assert "1.weight, 1.bias will not be trained" in words
         assert out["frozen"] == []
+
+
+def _attached(inner: torch.optim.Optimizer, model: nn.Module, method: ob.Strategy | None) -> None:
+    ob.attach(inner, model, method, patience_s=PATIENCE_S).finish()
+
+
+@scenario(2)
+def late_gradients(rank: int) -> dict[str, list[str]]:
+    makers: dict[str, Any] = {"AdamW": torch.optim.AdamW, "SGD": torch.optim.SGD}
+    methods = {"late": ob.eager(late=1), "no window": ob.eager(grace=0), "window": ob.eager(), "default": None}
+    out = {}
+    for (kind, make), (name, method) in itertools.product(makers.items(), methods.items()):
+        model = net()
+        inner = make(model.parameters(), lr=0.01)
+        out[f"{kind}, {name}"] = warned(partial(_attached, inner, model, method))
+    return out
+
+
+def test_adam_with_late_gradients_is_warned_of_and_nothing_else(told: Told) -> None:
+    for out in told(late_gradients):
+        assert {name for name, words in out.items() if words} == {"AdamW, late", "AdamW, no window"}
+        (words,) = out["AdamW, late"]
+        assert words.startswith("eager applies gradients that are a step old or older, and AdamW may not get off")
 
 
 @scenario(2)

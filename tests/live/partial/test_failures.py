@@ -51,7 +51,7 @@ def test_the_others_end_when_the_rank_with_the_hub_and_the_store_is_killed() -> 
         assert "PeerFailed" in outcome.error
 
 
-COMPUTES_ON = ob.self_clocked(meet="all", wait="everyone", codec=None)
+COMPUTES_ON = ob.self_clocked(group=None, wait="everyone", codec=None)
 
 
 def failing_beside_one_that_computes_on(rank: int, way: str) -> str:

@@ -49,7 +49,6 @@ ALONE = (
     ob.decoupled(1, 3, "everyone"),
     ob.decoupled(3, 1, "everyone", "direct"),
     ob.self_clocked(1, None, "everyone", late=0),
-    ob.self_clocked(1, 2, "everyone", late=0, meet="all"),
 )
 IN_NODES = (
     ob.eager("everyone", sync_every=4, per_node=2),
@@ -59,11 +58,7 @@ IN_NODES = (
     ob.wagma(1, 3, "everyone", merge="correct", per_node=2),
     ob.wagma(1, 3, "everyone", catch_up="every_step", per_node=2),
 )
-CODING = tuple(
-    ob.self_clocked(1, group, "everyone", late=0, meet="all", codec=codec)
-    for group in (None, 2)
-    for codec in ("auto", CODED)
-)
+CODING = tuple(ob.self_clocked(1, None, "everyone", late=0, codec=codec) for codec in ("auto", CODED))
 ON_HOSTS = ", each on a host of its own"  # where all that is sent is coded
 CASES: dict[int, dict[str, ob.Strategy]] = {
     size: {str(s): s for s in in_nodes} | {f"{s}{ON_HOSTS}": s for s in (*CODING, *in_nodes)}
@@ -161,7 +156,6 @@ ONCE = {
     "pairs": ob.self_clocked(1, 2),
     "pairs that draw": ob.self_clocked(1, 2, draw=2),
     "groups of three, a quorum of one": ob.self_clocked(1, 3, "first", pause=0.0),
-    "pairs by a schedule": ob.self_clocked(1, 2, meet="all", staleness=3),
     "not late": ob.self_clocked(1, 2, late=0),
 }
 AFTER, END = 6, 13

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import warnings
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -111,7 +112,9 @@ def slept(rank: int, method: str, optimiser: str, victim: int) -> Seen:
 
     patch = pytest.MonkeyPatch()
     patch.setattr(ReplicaTwin, "take_over", counted)
-    optimizer = ob.attach(inner, model, watched(METHODS[method], weights), patience_s=120)
+    with warnings.catch_warnings():  # AdamW, and gradients that are late
+        warnings.filterwarnings("ignore", "eager applies gradients that are a step old")
+        optimizer = ob.attach(inner, model, watched(METHODS[method], weights), patience_s=120)
 
     def step() -> None:
         nonlocal steps

@@ -144,6 +144,17 @@ def _warn_of_first_gpu(model: nn.Module) -> None:
             )
 
 
+def _warn_of_late_gradients(optimizer: torch.optim.Optimizer, method: Method) -> None:
+    """Of an older gradient Adam's step is too long: a loss that stands on a plateau may stay there."""
+    if method.facts.late_gradients and any("betas" in group for group in optimizer.param_groups):
+        warnings.warn(
+            f"{method.name} applies gradients that are a step old or older, and {type(optimizer).__name__} may not get "
+            "off a plateau with them, whatever the learning rate (docs/choosing.md); leave the method out, use "
+            'ob.eager() with late=0 and grace="auto", or train with SGD',
+            stacklevel=4,
+        )
+
+
 def _least(wanted: int | None, size: int) -> int:
     """With how many workers the run goes on; 0: with all alone, and it was not asked for anything else."""
     if wanted is None:
@@ -206,6 +217,8 @@ def attach(
     method = as_method(method, strategy)
     whole("attach: accumulate", accumulate, 1)
     _join(patience_s)
+    if dist.get_world_size() > 1:
+        _warn_of_late_gradients(optimizer, method)
     least = _least(min_workers, dist.get_world_size())
     _check_on_error(on_error, least, dist.get_world_size())
     _warn_of_first_gpu(model)
