@@ -1,4 +1,4 @@
-"""The scripts of docs/recipes.md and of examples/ run with two processes: one under plain torchrun, the others as
+"""The scripts of the how-to pages and of examples/ run with two processes: one under plain torchrun, the others as
 torchrun would start them, in processes that are forked."""
 
 from __future__ import annotations
