@@ -48,12 +48,12 @@ KINDS = {
 VARIABLES = {
     "OFFBEAT_CARRIER": "`shm` keeps vectors in memory of the host, `ipc` puts them into memory of the GPUs where that "
     "can be. Not set: the best there is. The same on all ranks",
-    "OFFBEAT_HOST": "another name for this host: ranks with different names behave as on different hosts, to try out on "
-    "one machine what several do",
-    "OFFBEAT_PORT": "the port at which other hosts reach this one, for a firewall. Not set: any that is free. Two jobs on "
-    "one host need two ports",
-    "OFFBEAT_GPUS": "to try things out on one GPU: `each` lets ranks behave as if each had a GPU of its own, `peers` as "
-    "if these read each other's memory",
+    "OFFBEAT_HOST": "another name for this host: ranks with different names behave as on different hosts, to try out "
+    "on one machine what several do",
+    "OFFBEAT_PORT": "the port at which other hosts reach this one, for a firewall. Not set: any that is free. Two jobs "
+    "on one host need two ports",
+    "OFFBEAT_GPUS": "to try things out on one GPU: `each` lets ranks behave as if each had a GPU of its own, `peers` "
+    "as if these read each other's memory",
     "OFFBEAT_MIN_WORKERS": "`min_workers` of `ob.attach` where the script says nothing; `offbeat launch --min-workers` "
     "sets it",
     "OFFBEAT_RETURNS": "how often this worker was started again; `offbeat launch --restarts` sets it, leave it alone",
@@ -62,10 +62,10 @@ VARIABLES = {
     "LOCAL_RANK": "this process's number on its host, set by the launcher: the GPU of that number is its own",
     "MASTER_ADDR": "where rank 0 is, set by the launcher; the interface that leads there is used between hosts",
     "MASTER_PORT": "the port of the job's store there, set by the launcher",
-    "GLOO_SOCKET_IFNAME": "the interface at which other hosts find this one, as for torch. Not set: the one that leads to "
-    "`MASTER_ADDR`",
-    "OMP_NUM_THREADS": "the threads that torch computes with; `offbeat launch` sets 1 for several workers where nothing "
-    "is set",
+    "GLOO_SOCKET_IFNAME": "the interface at which other hosts find this one, as for torch. Not set: the one that leads "
+    "to `MASTER_ADDR`",
+    "OMP_NUM_THREADS": "the threads that torch computes with; `offbeat launch` sets 1 for several workers where "
+    "nothing is set",
     "TORCHELASTIC_RESTART_COUNT": "which start of the job this is, set by torchrun",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "passed on by `offbeat launch`, which sets 1 as torchrun does",
 }
@@ -130,9 +130,9 @@ def errors_page(source: Path = SRC) -> str:
     lines = [
         "# Errors",
         "",
-        f"Every sentence that an exception of Offbeat may say, read from the source. `{HOLE}` stands for the values of the "
-        "case. What follows the last semicolon is the way out. [Troubleshooting](../troubleshoot.md) begins with what you "
-        "see instead.",
+        f"Every sentence that an exception of Offbeat may say, read from the source. `{HOLE}` stands for the values of "
+        "the case. What follows the last semicolon is the way out. [Troubleshooting](../troubleshoot.md) begins with "
+        "the symptom.",
         "",
         "| exception | what it is |",
         "| --- | --- |",
@@ -161,7 +161,7 @@ def environment_page(source: Path = SRC) -> str:
         [
             "# Environment variables",
             "",
-            "All variables that Offbeat reads. A job needs none of its own: torchrun and `offbeat launch` set the others.",
+            "All variables that Offbeat reads. A job needs none of its own: torchrun and `offbeat launch` set the rest.",
             "",
             "## Offbeat's",
             "",
@@ -188,8 +188,8 @@ def command_line_page() -> str:
     lines = [
         "# The command line",
         "",
-        "`offbeat COMMAND --help` says the same. Times, rates and sizes carry units: `320ms`, `50us`, `10Gbps`, `25.6M`. "
-        "The exit code is 0 if all went well, 1 if a run failed, 2 for a wrong argument, 130 after Ctrl-C.",
+        "`offbeat COMMAND --help` says the same. Times, rates and sizes carry units: `320ms`, `50us`, `10Gbps`, `25.6M`. The "
+        "exit code is 0 if all went well, 1 if a run failed, 2 for a wrong argument, 130 after Ctrl-C.",
     ]
     for name, command in group.commands.items():  # type: ignore[attr-defined]
         context = click.Context(command, info_name=f"offbeat {name}")
@@ -201,7 +201,9 @@ def command_line_page() -> str:
                 continue
             face = f"`{_face(one)}`{{.name}}"
             default = one.default if isinstance(one.default, (str, int)) and not isinstance(one.default, bool) else ""
-            lines.append(f"| {face} | {_cell(getattr(one, 'help', '') or '')} | {f'`{default}`' if default != '' else ''} |")
+            lines.append(
+                f"| {face} | {_cell(getattr(one, 'help', '') or '')} | {f'`{default}`' if default != '' else ''} |"
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -257,4 +259,3 @@ def _flat(text: str) -> str:
 def _cell(text: str) -> str:
     """Plain words in a cell: Markdown finds nothing to mark up in them."""
     return re.sub(r"([\\`*_\[\]|])", r"\\\1", html.escape(re.sub(r"\s+", " ", text).strip(), quote=False))
-

@@ -138,9 +138,7 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page: str, ran: Ran) -> None
 
 @pytest.mark.parametrize("package", STAND_INS)
 def test_the_logs_that_the_documentation_shows_tell_of_every_step(package: str, ran: Ran) -> None:
-    heard = [
-        json.loads(line) for line in (ran("docs/monitor.md") / f"{package}.heard").read_text().splitlines()
-    ]
+    heard = [json.loads(line) for line in (ran("docs/monitor.md") / f"{package}.heard").read_text().splitlines()]
     for tag in ("offbeat/step_s", "offbeat/wait_s", "offbeat/sent_bytes", "offbeat/period"):
         assert [step for name, _, step in heard if name == tag] == list(range(20))
 
