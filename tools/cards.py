@@ -1,8 +1,8 @@
 """What is written from the cards of the methods: the table of all methods, and a page of the documentation for each.
 
 ``python tools/cards.py`` rewrites the table of ``docs/methods/index.md`` between its two marks; with ``--check`` it
-only says whether it is up to date. MkDocs loads this file as a hook and asks it for the page of each method, which is never
-written to disk; in the built site the names of the table lead to these pages.
+only says whether it is up to date. MkDocs loads this file as a hook and asks it for the page of each method, which is
+never written to disk; in the built site the names of the table lead to these pages.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def environment_page(source: Path = SRC) -> str:
         [
             "# Environment variables",
             "",
-            "All variables that Offbeat reads. A job needs none of its own: torchrun and `offbeat launch` set the rest.",
+            "Variables that Offbeat reads. A job needs none of its own; torchrun and `offbeat launch` set the rest.",
             "",
             "## Offbeat's",
             "",
@@ -188,8 +188,8 @@ def command_line_page() -> str:
     lines = [
         "# The command line",
         "",
-        "`offbeat COMMAND --help` says the same. Times, rates and sizes carry units: `320ms`, `50us`, `10Gbps`, `25.6M`. The "
-        "exit code is 0 if all went well, 1 if a run failed, 2 for a wrong argument, 130 after Ctrl-C.",
+        "`offbeat COMMAND --help` says the same. Times, rates, sizes carry units: `320ms`, `50us`, `10Gbps`, `25.6M`. "
+        "The exit code is 0 if all went well, 1 if a run failed, 2 for a wrong argument, 130 after Ctrl-C.",
     ]
     for name, command in group.commands.items():  # type: ignore[attr-defined]
         context = click.Context(command, info_name=f"offbeat {name}")
