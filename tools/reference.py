@@ -35,7 +35,7 @@ PAGES = (
     Page(
         "attach",
         "Training: attach",
-        "What a training loop needs. [What attach promises](../attach.md) tells it as a story.",
+        "What a training loop needs. [What attach promises](../attach.md) has arguments, promises and limits.",
         (
             "attach",
             "Attached",
