@@ -7,6 +7,7 @@ from typing import Literal
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from offbeat.live.attached.finite import Nonfinite
 from offbeat.live.attached.recorder import NoRecorder
 from offbeat.live.attached.stats import Log
 
@@ -27,6 +28,7 @@ class Arguments:
     mesh: DeviceMesh | None = None
     min_workers: int = 0
     on_error: OnError = "stop"
+    nonfinite: Nonfinite = "skip"
 
     @property
     def must_be_equal(self) -> dict[str, object]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import sys
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -13,10 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from offbeat.basics.warn import warn
 from offbeat.live.attached import refusals, shards, state
 from offbeat.live.attached.arguments import Arguments
 from offbeat.live.attached.driver import Driver
 from offbeat.live.attached.equal import share_beginning
+from offbeat.live.attached.finite import Finite
 from offbeat.live.attached.flat import Flat
 from offbeat.live.attached.gradient import only_reads_gradients
 from offbeat.live.attached.handing import Hands
@@ -117,7 +118,8 @@ class Training:
         )
         self._driver = Driver(strategy, self.me, self.transport, self.endpoints, self._recorder.spent, self._island)
         parts = (flat, board, self.transport, self._driver, self.endpoints)
-        self.stepping = Stepping(*parts, given.accumulate, self._recorder)
+        self._finite = Finite(flat, self.me.rank, given.nonfinite, self._has_left_out)
+        self.stepping = Stepping(*parts, given.accumulate, self._recorder, self._finite)
         self._others = self.endpoints.others = Others(*parts, self.stepping, lambda: keep_up(inner), self._island)
         self._hands = Hands(flat, inner, board, self.transport, self._driver, self.endpoints)
         self._left = state.Left()
@@ -134,7 +136,10 @@ class Training:
         if self._returns:
             self._come_back(given.patience_s)
         self.stats.begin()
-        self.stats.losses = lambda: board.losses
+        self.stats.losses, self.stats.left_out = lambda: board.losses, lambda: self._finite.in_words
+
+    def _has_left_out(self) -> None:
+        self._recorder.cannot("a gradient in it was not finite")
 
     def _come_back(self, patience_s: float) -> None:
         """Take a member's replica over, and be there where it is."""
@@ -272,10 +277,9 @@ class Training:
         self.endpoints.resume(self._left.rounds)
         self.stepping.reset()
         if self._left.waiting:
-            warnings.warn(
+            warn(
                 f"when this state was saved, {self._left.waiting} samples waited on rank {self.me.rank}; samples are "
-                "not saved; let the data go on behind this worker's first optimizer.samples_used[rank] samples",
-                stacklevel=5,
+                "not saved; let the data go on behind this worker's first optimizer.samples_used[rank] samples"
             )
 
     # All together.
@@ -300,6 +304,7 @@ class Training:
         if isinstance(error, Exception) and not isinstance(error, StopIteration) and id(error) != self._handled:
             self.abandon(f"{type(error).__name__}: {error}")
             return
+        self._finite.tell(wait=True)
         elsewhere.stepping()
         elsewhere.count(f"{self._board.name}/finish", self._everyone)
         share.settle(self.name)
@@ -333,16 +338,14 @@ class Training:
         self._ended_well = True
         # Last: where warnings are errors, the others are not kept waiting.
         if never_stepped:
-            warnings.warn(
+            warn(
                 "backward() ran in this run, but step() was never called on the attached optimizer, so nothing was "
-                "trained together; call step() on what ob.attach returned: optimizer = ob.attach(optimizer, model)",
-                stacklevel=5,
+                "trained together; call step() on what ob.attach returned: optimizer = ob.attach(optimizer, model)"
             )
         if unused:
-            warnings.warn(
+            warn(
                 f"{unused} samples of this worker were never used; loop over optimizer.batches(loader), which hands "
-                "them out at the end, with a step() for each batch",
-                stacklevel=5,
+                "them out at the end, with a step() for each batch"
             )
 
     def abandon(self, message: str) -> None:
