@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -29,6 +30,9 @@ class Arguments:
     min_workers: int = 0
     on_error: OnError = "stop"
     nonfinite: Nonfinite = "skip"
+    checkpoint: Path | None = None
+    every_s: float = 600.0
+    resume: str | Path | None = None
 
     @property
     def must_be_equal(self) -> dict[str, object]:

@@ -22,6 +22,7 @@ from offbeat.live.attached.arguments import Arguments, OnError
 from offbeat.live.attached.finite import Nonfinite
 from offbeat.live.attached.optimizer import Attached
 from offbeat.live.attached.recorder import NoRecorder, Recorder
+from offbeat.live.attached.saving import folder_of
 from offbeat.live.attached.stats import Log
 from offbeat.live.attached.training import Training
 from offbeat.live.transport import ending, hosts, no_group, notice, processes
@@ -193,6 +194,9 @@ def attach(
     min_workers: int | None = None,
     on_error: OnError = "stop",
     nonfinite: Nonfinite = "skip",
+    checkpoint: str | Path | None = None,
+    every_s: float = 600.0,
+    resume: str | Path | None = None,
     strategy: Method | str | None = None,
 ) -> Attached:
     """Let ``method`` decide what each ``optimizer.step()`` exchanges. Every rank must call it.
@@ -210,8 +214,10 @@ def attach(
     others go on as long as so many are left; without it any death ends the run. Under ``offbeat launch`` it is 1
     where nothing is said. ``on_error``: an exception that ends the script of one worker ends the run for all
     (``"stop"``), or is a death, and the others go on (``"leave"``). ``nonfinite``: a gradient with a NaN or an infinity
-    in it counts as zero, with a warning (``"skip"``), or ends the run (``"stop"``). (``strategy`` is an earlier name of
-    ``method``.)
+    in it counts as zero, with a warning (``"skip"``), or ends the run (``"stop"``). ``checkpoint``: a folder for
+    checkpoints, one ``every_s`` seconds, written while the workers go on: their averaged model, the optimizer's state.
+    ``resume``: such a folder; the run begins with the newest checkpoint in it that is whole, if there is one, at step
+    ``begun_at`` (``offbeat launch --resume`` says the same). (``strategy`` is an earlier name of ``method``.)
     """
     if isinstance(optimizer, Attached):
         raise ValueError(f"this optimizer is attached already, with {optimizer.method}; attach the inner one only once")
@@ -223,14 +229,34 @@ def attach(
         _warn_of_late_gradients(optimizer, method)
     if nonfinite not in ("skip", "stop"):
         raise ValueError(f'attach: nonfinite is {nonfinite!r}; use "skip" or "stop"')
+    if not 0 < every_s < float("inf"):
+        raise ValueError(f"attach: every_s is {every_s}; use a number of seconds")
+    number = next(_number)
     least = _least(min_workers, dist.get_world_size())
     _check_on_error(on_error, least, dist.get_world_size())
     _warn_of_first_gpu(model)
     store = dist.distributed_c10d._get_default_store()
-    name = f"offbeat/{next(_number)}"
+    name = f"offbeat/{number}"
     board = Board(store, name, dist.get_rank(), dist.get_world_size(), min_workers=least)
     recorder = NoRecorder() if record is None else record if isinstance(record, Recorder) else Recorder(record)
-    given = Arguments(max_norm, accumulate, steps, seed, patience_s, log, recorder, mesh, least, on_error, nonfinite)
+    saves = None if checkpoint is None else Path(checkpoint).resolve()
+    begins = folder_of(resume, is_first=number == 0)
+    given = Arguments(
+        max_norm,
+        accumulate,
+        steps,
+        seed,
+        patience_s,
+        log,
+        recorder,
+        mesh,
+        least,
+        on_error,
+        nonfinite,
+        saves,
+        every_s,
+        begins,
+    )
     run = Training(optimizer, model, method, board, given, _World.let_go)
     _World.users += 1
     if run.is_sharded:

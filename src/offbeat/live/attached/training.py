@@ -22,6 +22,7 @@ from offbeat.live.attached.flat import Flat
 from offbeat.live.attached.gradient import only_reads_gradients
 from offbeat.live.attached.handing import Hands
 from offbeat.live.attached.others import Others
+from offbeat.live.attached.saving import Resumed, Saving
 from offbeat.live.attached.stats import Stats
 from offbeat.live.attached.stepping import Stepping
 from offbeat.live.attached.twin import ReplicaTwin
@@ -60,8 +61,15 @@ class Training:
         self._flat = flat = Flat(model, inner, given.mesh)
         if flat.island is not None:
             refusals.check_sharded(strategy)
+            if given.checkpoint is not None or given.resume is not None:
+                raise OffbeatError(
+                    "checkpoint= and resume= are not built for a sharded model; save its state_dict() and the "
+                    "optimizer's with torch.distributed.checkpoint"
+                )
         self._returns = hosts.returns() > 0 and board.has_posted_before
-        facts = refusals.facts(flat, strategy, **given.must_be_equal)
+        resumed = Resumed(None if self._returns else given.resume)
+        begins = {} if self._returns else {"checkpoint": resumed.in_words}
+        facts = refusals.facts(flat, strategy, **given.must_be_equal, **begins)
         (board.come_back if self._returns else board.agree)(facts, given.patience_s)
         self._island: Island | None = None
         try:
@@ -73,6 +81,8 @@ class Training:
                 Waiter(board, given.patience_s), board, devices, of_shards=self._island is not None
             )
             if not self._returns:
+                resumed.load_model(model)
+                flat.adopt()
                 share_beginning(flat, self.transport, self._island)
             self._refuse_what_cannot_go_on()
             self.transport.waiter.until(board.has_attached(), "the others to attach")
@@ -123,7 +133,15 @@ class Training:
         self._others = self.endpoints.others = Others(*parts, self.stepping, lambda: keep_up(inner), self._island)
         self._hands = Hands(flat, inner, board, self.transport, self._driver, self.endpoints)
         self._left = state.Left()
-        self.begun_at = 0
+        resumed.load_state(inner, self.me)
+        if resumed.saved is not None:
+            self._recorder.cannot("it was taken up from a checkpoint, which the record does not hold")
+        self.begun_at = self.me.t
+        self._saving: Saving | None = None
+        if given.checkpoint is not None:
+            wait = self.endpoints.answer_at
+            parts_ = (flat, model, inner, self.me, strategy, board)
+            self._saving = Saving(given.checkpoint, given.every_s, *parts_, wait)
         self._everyone = board.members
         self.is_over = self._ended_well = False
         self._handled = id(sys.exc_info()[1])  # the script may have been started from an except clause
@@ -199,6 +217,8 @@ class Training:
     def took_step(self) -> None:
         """One more is over; whoever looks at the job is shown."""
         self._board.took_steps(self.me.t)
+        if self._saving is not None:
+            self._saving.between_steps()
         if self._board.min_workers and self._board.wanted:
             with torch.no_grad():
                 self._hands.over()
@@ -401,6 +421,8 @@ class Training:
 
     def _release(self) -> None:
         self.is_over = True
+        if self._saving is not None:
+            self._saving.close()
         self._inner_steps.release()
         elsewhere.released(self._board.name)
         share.released(self.name)
