@@ -23,7 +23,7 @@ help:
 	@echo 'make long    the tests with all rows of their tables and more that is drawn: hours'
 	@echo 'make stress  ten minutes of random runs, some of which are stopped or killed'
 	@echo 'make docs    build the documentation, with the reference, into build/docs'
-	@echo 'make readme  rewrite the table of methods and CITATION.cff from the cards, and the outputs that the docs show'
+	@echo 'make readme  rewrite the table of methods and CITATION.cff from the cards, and outputs and pictures of the docs'
 	@echo 'make format  let ruff format the code and mend what it can'
 	@echo 'make hooks   let git run the quick checks before every commit'
 	@echo 'make clean   remove the virtual environments, caches and build outputs'
@@ -78,6 +78,7 @@ readme: $(INSTALLED)
 	$(BIN)/python tools/cards.py
 	$(BIN)/python tools/citation.py
 	$(BIN)/python tools/examples.py
+	$(BIN)/python tools/pictures.py
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .

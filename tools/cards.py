@@ -1,12 +1,14 @@
-"""What is written from the cards of the methods: the README's table, and a page of the documentation for each.
+"""What is written from the cards of the methods: the table of all methods, and a page of the documentation for each.
 
-``python tools/cards.py`` rewrites the table between its two marks; with ``--check`` it only says whether it is up to
-date. MkDocs loads this file as a hook and asks it for the pages, which are never written to disk.
+``python tools/cards.py`` rewrites the table of ``docs/methods/index.md`` between its two marks; with ``--check`` it
+only says whether it is up to date. MkDocs loads this file as a hook and asks it for the page of each method, which is
+never written to disk; in the built site the names of the table lead to these pages.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,13 +20,14 @@ from offbeat.strategies import METHODS
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
 
-README = Path(__file__).parent.parent / "README.md"
+OVERVIEW = Path(__file__).parent.parent / "docs" / "methods" / "index.md"
 BEGIN, END = "<!-- methods: made by `make readme` from the cards -->", "<!-- methods: end -->"
 
 
-def table(link: str) -> str:
-    """All methods as a Markdown table. ``link`` is where a method's name leads, with ``{}`` for the name."""
+def table() -> str:
+    """All methods as a Markdown table."""
     rows = [
         "| method | what travels | when | to whom | who is waited for | when it helps | paper |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -33,7 +36,7 @@ def table(link: str) -> str:
         paper, axes = card.paper, card.paper.axes
         helps, source = first_sentence(card.helps), f"{_first_author(card)} {paper.year}"
         cells = [axes.what, axes.when, axes.whom, axes.wait, helps, source]
-        rows.append(f"| [`{name}`]({link.format(name)}) | {' | '.join(cells)} |")
+        rows.append(f"| `{name}` | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
@@ -83,21 +86,27 @@ def page(name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def readme(text: str) -> str:
-    """The README with the table of now."""
+def overview(text: str) -> str:
+    """The page of all methods with the table of now."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
-    return f"{before}{BEGIN}\n{table('src/offbeat/strategies/{}.py')}\n{END}{after}"
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """MkDocs asks which files there are: those in docs/, and a page for each method."""
     from mkdocs.structure.files import File
 
-    overview = f"# The methods\n\nEach name leads to the method's card.\n\n{table('{}.md')}\n"
-    for path, text in {"index": overview, **{name: page(name) for name in METHODS}}.items():
-        files.append(File.generated(config, f"methods/{path}.md", content=text))
+    for name in METHODS:
+        files.append(File.generated(config, f"methods/{name}.md", content=page(name)))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Each name in the table leads to its page, which only a built site has."""
+    if page.file.src_uri != "methods/index.md":
+        return markdown
+    return re.sub(r"^\| `(\w+)` \|", r"| [`\1`](\1.md) |", markdown, flags=re.MULTILINE)
 
 
 def _paragraphs(text: str) -> str:
@@ -117,12 +126,12 @@ def _first_author(card: Card) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    now = README.read_text(encoding="utf-8")
-    due = readme(now)
+    now = OVERVIEW.read_text(encoding="utf-8")
+    due = overview(now)
     if "--check" in arguments:
-        print("the table of README.md is up to date" if now == due else "README.md is not; run: make readme")
+        print("the table of methods is up to date" if now == due else "docs/methods/index.md is not; run: make readme")
         return int(now != due)
-    README.write_text(due, encoding="utf-8")
+    OVERVIEW.write_text(due, encoding="utf-8")
     return 0
 
 

@@ -77,7 +77,7 @@ class Card:
     """One method: its paper, and what the docstring of ``make`` says.
 
     The docstring's first line is the summary; passages that begin with ``*When it helps*:``, ``*When it hurts*:``,
-    ``*Suggested settings*:`` and ``*Departures*:`` are what these properties give. The README's table, the pages of
+    ``*Suggested settings*:`` and ``*Departures*:`` are what these properties give. The table of methods, the pages of
     the documentation and ``offbeat list`` are made from cards.
     """
 

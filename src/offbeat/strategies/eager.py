@@ -92,7 +92,7 @@ def eager(
     rate; with momentum it takes a quarter to a half of the rate. ``self_clocked`` and ``wagma(late=1)``, where each
     worker's own step is never late, do not pay that.
     *Suggested settings*: ``wait=0.5, sync="bounded", staleness=20`` at scale, and ``stale="fade"`` where another worker
-    is late each step, but hardly ever ``"drop"`` (docs/choosing.md); under heavy-tailed step times
+    is late each step, but hardly ever ``"drop"`` (docs/late-gradients.md); under heavy-tailed step times
     ``wait=0.25`` and ``stale="fade"`` with it, which bears twice the learning rate. Not with momentum 0.9 and much
     lateness. The paper's own behaviour is ``catch_up="every_step", grace=0``.
     *Departures*: late results are applied in order, each once (``apply="queue"``), so replicas stay equal and need no

@@ -73,7 +73,7 @@ PAPER = Paper(
         "unpaid at the end: of int8 a level at most, 1/127 of the longest way from the beginning",
         "nobody waits, unless late=0 makes it",
     ),
-    confidence="a method of this project; its defaults come from a study of three small tasks (docs/choosing.md)",
+    confidence="a method of this project; its defaults come from a study of three small tasks (docs/study.md)",
 )
 
 FEW = 4  # workers, whose messages are few: they meet all together
@@ -128,7 +128,7 @@ def self_clocked(
     *When it helps*: nobody knows beforehand who will be late, or how long a message takes.
     *When it hurts*: where all workers are alike and the network is quick, ``allreduce`` learns more from each sample:
     at equal samples the loss of a Transformer was up to 1.7 % higher with 16 workers, 5 % in pairs that do not draw, as
-    more than 16 meet; these were not measured (docs/choosing.md). Up to 4 workers send more there than it does. A GPT
+    more than 16 meet; these were not measured (docs/study.md). Up to 4 workers send more there than it does. A GPT
     with AdamW that stands on a plateau first is held there longer by news that is old: at equal samples 8 % above
     where a message takes half a step, 10 % with 16 workers of two rows each (4 with free messages: 0.5 % below).
     *Suggested settings*: the defaults.

@@ -93,7 +93,7 @@ def wagma(
     *When it hurts*: very small τ (everybody waits again) or very large τ (replicas drift). With ``merge="paper"`` the
     mean is not preserved when someone is late. At equal samples, with nobody slow, a Transformer with AdamW ended 4 and
     9 % above DDP's loss with 2 and 4 workers, with ``merge="correct"`` 0.5 and 3 %; one with a plateau 8 %, with
-    ``late=1`` 4 % (docs/choosing.md). With momentum nothing was lost.
+    ``late=1`` 4 % (docs/late-gradients.md). With momentum nothing was lost.
     *Suggested settings*: the defaults; ``wait=0.5, sync="bounded", staleness=20`` at scale, with ``group=8`` or so;
     ``merge="correct"`` with few workers, or with momentum.
     *Departures*: groups for every number of workers; global rounds (``catch_up="current"``; the paper's

@@ -1,4 +1,4 @@
-"""The scripts of docs/recipes.md and of examples/ run with two processes: one under plain torchrun, the others as
+"""The scripts of the how-to pages and of examples/ run with two processes: one under plain torchrun, the others as
 torchrun would start them, in processes that are forked."""
 
 from __future__ import annotations
@@ -33,7 +33,22 @@ def scripts(page: str) -> dict[str, str]:
     return dict(re.findall(r'^```python title="(\w+)\.py"\n(.*?)^```$', text, flags=re.MULTILINE | re.DOTALL))
 
 
-RECIPES = scripts("recipes.md")
+# Each page answers one question, with scripts that run as they stand.
+PAGES = {
+    "from-ddp.md": ["from_ddp"],
+    "launch.md": ["where"],
+    "checkpoint.md": ["resume"],
+    "evaluate.md": ["evaluate"],
+    "slow-loaders.md": ["slow_loader"],
+    "mixed-gpus.md": ["mixed_gpus"],
+    "uneven-sequences.md": ["uneven_lengths"],
+    "spot.md": ["spot"],
+    "thin-networks.md": ["thin"],
+    "learning-rate.md": ["rates"],
+    "compile.md": ["compiled"],
+    "profile.md": ["why"],
+}
+RECIPES = {name: text for page in PAGES for name, text in scripts(page).items()}
 
 
 def started(script: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -87,7 +102,7 @@ def run_here(rank: int, script: str, *arguments: str) -> str:
     return told.getvalue()
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if name != "spot"])
+@pytest.mark.parametrize("name", [name for name in RECIPES if name not in ("spot", "resume")])
 def test_a_recipe_runs_with_two_processes(name: str, tmp_path: Path) -> None:
     script = tmp_path / f"{name}.py"
     script.write_text(RECIPES[name], encoding="utf-8")
@@ -103,6 +118,22 @@ def test_a_recipe_runs_with_two_processes(name: str, tmp_path: Path) -> None:
         assert all(int(number) > 0 for pair in used for number in pair)
     if name == "compiled":
         has_learned(told)
+    if name == "where":
+        assert sorted(re.findall(r"rank \d of 2 on cpu, vectors through shm", told)) == [
+            f"rank {rank} of 2 on cpu, vectors through shm" for rank in range(2)
+        ]
+    if name == "evaluate":
+        losses = [float(loss) for loss in re.findall(r"epoch \d: held-out loss (\d+\.\d+)", told)]
+        assert len(losses) == 3
+        assert losses[-1] < losses[0]
+    if name == "thin":
+        sent = [float(megabytes) for megabytes in re.findall(r": (\d+\.\d+) MB", told)]
+        assert len(sent) == 4
+        assert sent == sorted(sent, reverse=True)
+        assert sent[0] > 6 * sent[1] > 12 * sent[2]
+    if name == "why":
+        assert "Rank 1 is chronically slow" in told
+        assert "and the others waited" in told
     if name == "rates":
         found = re.findall(r"(\w+): (\S+) of the rate of all-reduce", told)
         assert {method for method, _ in found} == {"local_sgd", "self_clocked"}
@@ -157,16 +188,20 @@ def test_two_islands_learn_are_saved_and_go_on(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["island-0", "island-1"]
 
 
-def test_the_page_has_the_recipes_that_are_meant() -> None:
-    assert list(RECIPES) == [
-        "from_ddp",
-        "slow_loader",
-        "mixed_gpus",
-        "uneven_lengths",
-        "spot",
-        "rates",
-        "compiled",
-    ]
+def test_the_pages_have_the_scripts_that_are_meant() -> None:
+    assert {page: list(scripts(page)) for page in PAGES} == PAGES
+
+
+def test_a_job_goes_on_from_its_checkpoint_with_more_workers(tmp_path: Path) -> None:
+    script = tmp_path / "resume.py"
+    script.write_text(RECIPES["resume"], encoding="utf-8")
+    for size, begins in ((2, 0), (3, 2)):
+        (outcomes,) = forge.run([Job(run_here, size, (str(script),))])
+        told = "".join(forge.values(outcomes))
+        assert sorted(told.splitlines()) == [f"rank {r} of {size} begins with epoch {begins}" for r in range(size)]
+    saved = torch.load(tmp_path / "job.pt", weights_only=True)
+    assert saved["share"]["epoch"] == 4
+    assert (saved["model"]["weight"] - 1).abs().mean() < 0.9  # the sum of its inputs is what is to be learned
 
 
 def test_the_gpt_learns_beside_a_late_worker() -> None:

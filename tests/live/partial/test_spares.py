@@ -174,7 +174,7 @@ def test_what_it_gave_and_what_it_missed_is_applied_once(ran: Turns[Case], case:
 def test_what_waits_for_it_is_bounded_since_it_takes_over_a_replica(ran: Turns[Case], case: Case) -> None:
     everyone: list[Seen] = ran[case]
     assert everyone[case[2]].taken_over >= 1
-    # What docs/carriers.md says: so many wait, as many are read; and replicas, one of each worker and one that is read.
+    # What docs/attach.md says: so many wait, as many are read; and replicas, one of each worker and one that is read.
     waiting = MANY + MORE + SIZE + (MANY if case[0] == "late" else 0)
     bound = 2 * waiting + (1 + SIZE) * VECTORS
     assert max(seen.grown_bytes for seen in everyone) < bound * COPY_BYTES < MEANWHILE * COPY_BYTES / 4

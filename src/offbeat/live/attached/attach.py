@@ -150,7 +150,7 @@ def _warn_of_late_gradients(optimizer: torch.optim.Optimizer, method: Method) ->
     if method.facts.late_gradients and any("betas" in group for group in optimizer.param_groups):
         warn(
             f"{method.name} applies gradients that are a step old or older, and {type(optimizer).__name__} may not get "
-            "off a plateau with them, whatever the learning rate (docs/choosing.md); leave the method out, use "
+            "off a plateau with them, whatever the learning rate (docs/late-gradients.md); leave the method out, use "
             'ob.eager() with late=0 and grace="auto", or train with SGD'
         )
 
