@@ -213,6 +213,11 @@ def test_a_module_is_found_where_python_finds_it(commands: subprocess.Popen[str]
         ("-n 2 train.py", "there is no file train.py here; name a script, without python before it, or a module after"),
         ("-n 2 python script.py", "there is no file python here; name a script, without python before it"),
         ("-n 2 --grace 30 script.py", "--grace: '30' has no unit; write 30ms or 30s"),
+        ("-n 2 --restarts -1 script.py", "--restarts: '-1' is not a number"),
+        (
+            "-n 2 --resume damaged script.py",
+            "no checkpoint in damaged is whole: damaged/checkpoint-1/manifest.json cannot",
+        ),
         ("-n 2 --master-port 70000 script.py", "port 70000 is none; use one from 1 to 65535, or 0 for any"),
         ("-n 2", "missing argument 'SCRIPT'"),
         ("script.py", "missing option '-n' / '--workers'"),
@@ -223,6 +228,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "script.py").write_text("print('ran')")
+    (tmp_path / "damaged" / "checkpoint-1").mkdir(parents=True)
     assert main(["launch", *words.split()]) == 2
     out, err = capfd.readouterr()
     assert out == ""
@@ -409,6 +415,188 @@ def test_children_of_the_dead_end_with_them_and_what_holds_their_output_holds_up
         until(lambda: gone(int((tmp_path / "child").read_text())))
     finally:
         os.kill(int((tmp_path / "away").read_text()), signal.SIGKILL)
+
+
+# Who dies, and is started again.
+
+BEGUN = """
+        import torch.distributed as dist
+        life = int(os.environ["OFFBEAT_RETURNS"])
+        def all_have_attached():
+            dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), None, False).set("offbeat/began", "1")
+"""
+
+
+def test_who_dies_is_started_again_as_often_as_was_asked_each_time_after_a_longer_pause(start: Start) -> None:
+    launch = start(
+        2,
+        BEGUN
+        + """
+        if rank == 1:
+            Path(f"life-{life}").write_text(f"{os.getpid()} {time.monotonic()}")
+            if life == 0:
+                all_have_attached()
+            exit(life + 3)
+        pid = int(text_of("life-2").split()[0])
+        wait_for(lambda: not Path(f"/proc/{pid}").exists())
+        at_s = [float(text_of(f"life-{k}").split()[1]) for k in range(3)]
+        print(at_s[1] - at_s[0] > 0.2, at_s[2] - at_s[1] > 0.4, flush=True)
+        """,
+        options=("--restarts", "2"),
+    )
+    assert launch.ends() == 0
+    assert launch.out == "[0] True True\n"
+    first, second, last, summary = [
+        re.sub(r"after [\d.]+ m?s", "after a while", line) for line in launch.err.splitlines()
+    ]
+    begins = "offbeat: rank 1 ended with exit code {} after a while; the others go on, and it is "
+    assert first == begins.format(3) + "started again in 200 ms"
+    assert second == begins.format(4) + "started again in 400 ms"
+    assert last == begins.format(5) + "not started again, since it has been 2 times"
+    assert summary == "offbeat: 1 of 2 workers ended well; rank 1 did not"
+
+
+def test_who_ends_well_in_a_later_life_has_ended_well(start: Start) -> None:
+    launch = start(
+        2,
+        BEGUN
+        + """
+        if rank == 1 and life == 0:
+            all_have_attached()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if rank == 1:
+            Path("back").touch()
+        wait_for(Path("back").exists)
+        """,
+        options=("--restarts", "1"),
+    )
+    assert launch.ends() == 0
+    assert re.fullmatch(
+        r"offbeat: rank 1 was killed by SIGKILL .*; the others go on, and .* again in 200 ms\n", launch.err
+    )
+
+
+def test_before_all_have_attached_nobody_is_started_again(start: Start) -> None:
+    launch = start(
+        2,
+        """
+        if rank == 1:
+            Path("dies").write_text(str(os.getpid()))
+            exit(3)
+        pid = text_of("dies")
+        wait_for(lambda: not Path(f"/proc/{pid}").exists())
+        """,
+        options=("--restarts", "5"),
+    )
+    assert launch.ends() == 0
+    assert "and it is not started again, since not all workers had attached" in launch.err
+
+
+def test_where_no_other_lives_nobody_is_started_again_neither_at_once_nor_after_its_pause(
+    start: Start, tmp_path: Path
+) -> None:
+    launch = start(
+        2,
+        BEGUN
+        + """
+        Path(f"life-{rank}-{life}").touch()
+        if rank == 1:
+            all_have_attached()
+            os.kill(os.getppid(), signal.SIGSTOP)  # so that it hears of both ends before a pause is over
+            Path("dies").write_text(str(os.getpid()))
+            exit(3)
+        pid = text_of("dies")
+        wait_for(lambda: ") Z " in Path(f"/proc/{pid}/stat").read_text())
+        os.kill(os.getppid(), signal.SIGCONT)
+        os._exit(4)
+        """,
+        options=("--restarts", "5"),
+    )
+    assert launch.ends() in (3, 4)
+    assert sorted(one.name for one in tmp_path.glob("life-*")) == ["life-0-0", "life-1-0"]
+    first, second = launch.err.splitlines()
+    assert first.endswith("it is started again in 200 ms")
+    assert second.endswith("no other is left")
+
+
+def test_after_ctrl_c_nobody_is_started_again(start: Start) -> None:
+    launch = start(
+        2,
+        BEGUN
+        + """
+        assert life == 0
+        if rank == 1:
+            all_have_attached()
+            Path("dies").write_text(str(os.getpid()))
+            exit(3)
+        pid = text_of("dies")
+        wait_for(lambda: not Path(f"/proc/{pid}").exists())
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(1.0)
+        """,
+        options=("--restarts", "5"),
+    )
+    assert launch.ends() == 130
+    assert launch.err.count("started again") == 1
+
+
+TRAINS = """
+    import torch, offbeat as ob
+    life = int(os.environ["OFFBEAT_RETURNS"])
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=0.01), model{arguments})
+    print("begins", optimizer.begun_at > 0, flush=True)
+"""
+
+
+def test_a_worker_that_is_killed_in_the_middle_of_training_is_started_again_and_all_end_equal(start: Start) -> None:
+    launch = start(
+        3,
+        TRAINS.format(arguments="")
+        + """
+    if life:
+        Path("back").touch()
+    more = 5
+    while more:
+        more -= Path("back").exists()
+        model(torch.ones(1, 4)).sum().backward()
+        if (rank, life, optimizer.me.t) == (1, 0, 3):
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.finish()
+    print("ends", optimizer.members, [p.tolist() for p in model.parameters()], flush=True)
+        """,
+        options=("--restarts", "1"),
+    )
+    assert launch.ends() == 0
+    begins = sorted(line for line in launch.out.splitlines() if "begins" in line)
+    assert begins == ["[0] begins False", "[1] begins False", "[1] begins True", "[2] begins False"]
+    ends = [line.partition("ends ")[2] for line in launch.out.splitlines() if "ends" in line]
+    assert len(ends) == 3
+    assert len(set(ends)) == 1
+    assert ends[0].startswith("(0, 1, 2)")
+
+
+def test_a_job_is_taken_up_from_its_checkpoints_by_another_number_of_workers(start: Start) -> None:
+    script = (
+        TRAINS.format(arguments=', checkpoint="saved", every_s=0.05')
+        + """
+    while not list(Path("saved").glob("checkpoint-*")):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.finish()
+    """
+    )
+    first = start(3, script, options=("--resume", "saved"))
+    assert first.ends() == 0
+    assert "offbeat: there is no checkpoint in saved yet; the job begins anew" in first.err
+    second = start(2, script, options=("--resume", "saved"))
+    assert second.ends() == 0
+    assert re.search(r"offbeat: the job is taken up from saved/checkpoint-\d+, of step \d+", second.err)
+    assert sorted(second.out.splitlines()[-2:]) == ["[0] begins True", "[1] begins True"]
 
 
 # Signals.

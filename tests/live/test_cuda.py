@@ -4,6 +4,8 @@ where several ranks share a GPU, which NCCL refuses, or where the user chose Glo
 from __future__ import annotations
 
 import gc
+import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +15,10 @@ from torch.nn import functional as F
 
 import offbeat as ob
 from offbeat.live.memory import adding, kernels
+from tests.support import forge
 from tests.support.counted import AT_MOST, Seen, one_case
 from tests.support.flows import Flow, flow_of
+from tests.support.forge import Job
 from tests.support.in_step import IN_STEP as SIMPLE
 from tests.support.nets import PATIENCE_S, batch, flat, net, sgd
 from tests.support.scenarios import Call, Turns, in_turn, over
@@ -172,6 +176,29 @@ def test_every_sample_is_applied_exactly_once_on_a_gpu(cases: Turns[str], name: 
     for rank, steps in enumerate(BATCHES):
         assert torch.allclose(slots[rank, :steps], torch.ones(steps, dtype=torch.float64), rtol=0, atol=1e-9)
         assert not slots[rank, steps:].any()
+
+
+def with_a_nan(rank: int) -> tuple[list[float], list[str]]:
+    model = net().to("cuda")
+    optimizer = ob.attach(sgd(model), model, ob.eager())
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        for t in range(STEPS):
+            x, y = (part.to("cuda") for part in batch(rank, t))
+            optimizer.zero_grad()
+            (F.mse_loss(model(x), y) * (math.nan if (rank, t) == (1, 3) else 1.0)).backward()
+            optimizer.step()
+        optimizer.finish()
+    return flat(model).tolist(), [str(one.message) for one in heard if "not finite" in str(one.message)]
+
+
+def test_a_gradient_on_a_gpu_that_is_not_finite_is_left_out_without_a_wait_and_named_later() -> None:
+    (outcomes,) = forge.run([Job(with_a_nan, SIZE)])
+    for rank, (weights, said) in enumerate(forge.values(outcomes)):
+        assert torch.tensor(weights).isfinite().all()
+        assert [line.partition(" is not finite")[0] for line in said] == ["rank 1: its gradient of step 3"] * (
+            rank == 1
+        )
 
 
 @pytest.mark.parametrize("number", range(len(FLOWS)))

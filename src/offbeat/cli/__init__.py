@@ -13,6 +13,7 @@ import typer
 
 from offbeat.basics.version import __version__
 from offbeat.cli.demo import demo
+from offbeat.cli.inspecting import inspect
 from offbeat.cli.launching import launch
 from offbeat.cli.methods import cite, list_methods
 from offbeat.cli.output import COMMAND
@@ -41,6 +42,7 @@ app.command("launch", context_settings={"allow_interspersed_args": False})(launc
 app.command("compare")(compare)
 app.command("report")(report)
 app.command("status")(show_status)
+app.command("inspect")(inspect)
 
 
 def _version(wanted: bool) -> None:

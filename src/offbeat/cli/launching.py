@@ -10,6 +10,7 @@ import typer
 from offbeat.basics.units import parse_seconds
 from offbeat.cli.options import check_count
 from offbeat.live.job.scripts import run_script
+from offbeat.runs import checkpoint
 
 
 def launch(
@@ -31,6 +32,10 @@ def launch(
     restarts: Annotated[
         str, typer.Option(metavar="N", help="Start a worker that dies again, up to so many times, while others live.")
     ] = "0",
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Begin with the newest checkpoint there, if there is one."),
+    ] = None,
     prefix: Annotated[
         bool,
         typer.Option("--prefix/--no-prefix", help="Put the rank before each line of output, or leave it as it is."),
@@ -43,6 +48,9 @@ def launch(
 
     With --restarts a worker that dies is started again with its rank, and ob.attach gives it what a member has: model,
     optimizer state, and the step (optimizer.begun_at). The others go on meanwhile.
+
+    With --resume the first run that the script attaches begins with the newest checkpoint in DIR that is whole, as
+    ob.attach(…, checkpoint=DIR) writes them: whatever the number of workers, and whatever the method.
 
     Ctrl-C, SIGTERM, SIGQUIT, SIGHUP, SIGUSR1 and SIGUSR2 are passed on. If the launcher is killed, the workers end.
 
@@ -66,7 +74,22 @@ def launch(
         grace_s = parse_seconds(grace)
     except ValueError as error:
         raise ValueError(f"--grace: {error}") from None
+    if resume is not None:
+        _say_from_where(resume)
     words = ["-m"] * module + [script, *(arguments or ())]
     again = check_count("--restarts", restarts, 0)
-    code = run_script(words, count, port=port, grace_s=grace_s, prefix=prefix, min_workers=least, restarts=again)
+    code = run_script(
+        words, count, port=port, grace_s=grace_s, prefix=prefix, min_workers=least, restarts=again, resume=resume
+    )
     raise typer.Exit(code)
+
+
+def _say_from_where(folder: str) -> None:
+    """Of damaged checkpoints the launcher knows before it starts anybody."""
+    found, damaged = checkpoint.newest(Path(folder))
+    for one in damaged:
+        typer.echo(f"offbeat: {one.damage}", err=True)
+    if found is None:
+        typer.echo(f"offbeat: there is no checkpoint in {folder} yet; the job begins anew", err=True)
+    else:
+        typer.echo(f"offbeat: the job is taken up from {found.place}, of step {found.step}", err=True)

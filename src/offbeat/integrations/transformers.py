@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from offbeat.basics.warn import warn
 from offbeat.integrations.accelerate import placed
 from offbeat.integrations.needs import needed
 from offbeat.integrations.shares import TrainersShare, shared, work_of
@@ -102,10 +102,9 @@ class OffbeatTrainerMixin:
 
     def _warn_of_tokens(self) -> None:
         if self._gathers_tokens() and self.method.name != "allreduce":
-            warnings.warn(
+            warn(
                 "average_tokens_across_devices=True gathers the number of tokens in every step, where fast workers "
-                f"wait for slow ones; with {self.method} use TrainingArguments(average_tokens_across_devices=False)",
-                stacklevel=4,
+                f"wait for slow ones; with {self.method} use TrainingArguments(average_tokens_across_devices=False)"
             )
 
     def train(self, *args: Any, **kwargs: Any) -> Any:

@@ -8,7 +8,6 @@ a model that draws something (dropout) one after the other, each with the draws 
 from __future__ import annotations
 
 import copy
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from itertools import chain
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from offbeat.basics import draw
+from offbeat.basics.warn import warn
 from offbeat.tasks.task import Task
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.vector import Vec
@@ -176,7 +176,7 @@ class Fleet:
             except RuntimeError as error:
                 reason = str(error).splitlines()[0]
                 if "randomness error mode" not in reason:
-                    warnings.warn(f"gradients are computed one at a time, since vmap refused: {reason}", stacklevel=2)
+                    warn(f"gradients are computed one at a time, since vmap refused: {reason}")
             self._one_by_one = True
         return self._loop(keys, weights, state, batch)
 

@@ -85,7 +85,7 @@ def held_up_at_the_end(rank: int) -> Seen:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Endpoints, "finished", slowly)
-        bounded = CASES["self-clocked, bounded"]
+        bounded = ob.wagma(late=1, sync="bounded", staleness=2)
         return counted(rank, 2, bounded, (7, 14), lambda step: 0.0 if rank == 0 and step >= 4 else 0.05)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from offbeat.live.attached.finite import Nonfinite
 from offbeat.live.attached.recorder import NoRecorder
 from offbeat.live.attached.stats import Log
 
@@ -27,6 +29,10 @@ class Arguments:
     mesh: DeviceMesh | None = None
     min_workers: int = 0
     on_error: OnError = "stop"
+    nonfinite: Nonfinite = "skip"
+    checkpoint: Path | None = None
+    every_s: float = 600.0
+    resume: str | Path | None = None
 
     @property
     def must_be_equal(self) -> dict[str, object]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import warnings
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,10 +16,13 @@ from torch.distributed.rendezvous import rendezvous
 
 from offbeat.basics.checks import whole
 from offbeat.basics.units import format_ranks
+from offbeat.basics.warn import warn
 from offbeat.live.attached import refusals as checks
 from offbeat.live.attached.arguments import Arguments, OnError
+from offbeat.live.attached.finite import Nonfinite
 from offbeat.live.attached.optimizer import Attached
 from offbeat.live.attached.recorder import NoRecorder, Recorder
+from offbeat.live.attached.saving import folder_of
 from offbeat.live.attached.stats import Log
 from offbeat.live.attached.training import Training
 from offbeat.live.transport import ending, hosts, no_group, notice, processes
@@ -137,21 +139,19 @@ def _warn_of_first_gpu(model: nn.Module) -> None:
     if number and all(p.device == first for p in model.parameters()):
         gpus = torch.cuda.device_count()
         if gpus > 1 and number % gpus:
-            warnings.warn(
+            warn(
                 f"the model of local rank {number} is on cuda:0, as that of local rank 0, and there are {gpus} GPUs; "
-                "move it to this rank's own before the optimizer is made: device = ob.init(), then model.to(device)",
-                stacklevel=4,
+                "move it to this rank's own before the optimizer is made: device = ob.init(), then model.to(device)"
             )
 
 
 def _warn_of_late_gradients(optimizer: torch.optim.Optimizer, method: Method) -> None:
     """Of an older gradient Adam's step is too long: a loss that stands on a plateau may stay there."""
     if method.facts.late_gradients and any("betas" in group for group in optimizer.param_groups):
-        warnings.warn(
+        warn(
             f"{method.name} applies gradients that are a step old or older, and {type(optimizer).__name__} may not get "
             "off a plateau with them, whatever the learning rate (docs/late-gradients.md); leave the method out, use "
-            'ob.eager() with late=0 and grace="auto", or train with SGD',
-            stacklevel=4,
+            'ob.eager() with late=0 and grace="auto", or train with SGD'
         )
 
 
@@ -193,6 +193,10 @@ def attach(
     mesh: DeviceMesh | None = None,
     min_workers: int | None = None,
     on_error: OnError = "stop",
+    nonfinite: Nonfinite = "skip",
+    checkpoint: str | Path | None = None,
+    every_s: float = 600.0,
+    resume: str | Path | None = None,
     strategy: Method | str | None = None,
 ) -> Attached:
     """Let ``method`` decide what each ``optimizer.step()`` exchanges. Every rank must call it.
@@ -209,7 +213,11 @@ def attach(
     without it they are found from the parameters. ``min_workers``: a worker whose process dies is left behind, and the
     others go on as long as so many are left; without it any death ends the run. Under ``offbeat launch`` it is 1
     where nothing is said. ``on_error``: an exception that ends the script of one worker ends the run for all
-    (``"stop"``), or is a death, and the others go on (``"leave"``). (``strategy`` is an earlier name of ``method``.)
+    (``"stop"``), or is a death, and the others go on (``"leave"``). ``nonfinite``: a gradient with a NaN or an infinity
+    in it counts as zero, with a warning (``"skip"``), or ends the run (``"stop"``). ``checkpoint``: a folder for
+    checkpoints, one ``every_s`` seconds, written while the workers go on: their averaged model, the optimizer's state.
+    ``resume``: such a folder; the run begins with the newest checkpoint in it that is whole, if there is one, at step
+    ``begun_at`` (``offbeat launch --resume`` says the same). (``strategy`` is an earlier name of ``method``.)
     """
     if isinstance(optimizer, Attached):
         raise ValueError(f"this optimizer is attached already, with {optimizer.method}; attach the inner one only once")
@@ -219,14 +227,36 @@ def attach(
     _join(patience_s)
     if dist.get_world_size() > 1:
         _warn_of_late_gradients(optimizer, method)
+    if nonfinite not in ("skip", "stop"):
+        raise ValueError(f'attach: nonfinite is {nonfinite!r}; use "skip" or "stop"')
+    if not 0 < every_s < float("inf"):
+        raise ValueError(f"attach: every_s is {every_s}; use a number of seconds")
+    number = next(_number)
     least = _least(min_workers, dist.get_world_size())
     _check_on_error(on_error, least, dist.get_world_size())
     _warn_of_first_gpu(model)
     store = dist.distributed_c10d._get_default_store()
-    name = f"offbeat/{next(_number)}"
+    name = f"offbeat/{number}"
     board = Board(store, name, dist.get_rank(), dist.get_world_size(), min_workers=least)
     recorder = NoRecorder() if record is None else record if isinstance(record, Recorder) else Recorder(record)
-    given = Arguments(max_norm, accumulate, steps, seed, patience_s, log, recorder, mesh, least, on_error)
+    saves = None if checkpoint is None else Path(checkpoint).resolve()
+    begins = folder_of(resume, is_first=number == 0)
+    given = Arguments(
+        max_norm,
+        accumulate,
+        steps,
+        seed,
+        patience_s,
+        log,
+        recorder,
+        mesh,
+        least,
+        on_error,
+        nonfinite,
+        saves,
+        every_s,
+        begins,
+    )
     run = Training(optimizer, model, method, board, given, _World.let_go)
     _World.users += 1
     if run.is_sharded:

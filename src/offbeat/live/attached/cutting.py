@@ -14,13 +14,13 @@ the mean over all workers' samples.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from offbeat.basics.warn import warn
 from offbeat.live.attached.columns import columns, row, rows_of
 from offbeat.live.attached.flat import Flat
 from offbeat.live.attached.gradient import OwnGradient
@@ -91,10 +91,9 @@ class Stream:
             self._batches.append(batch)
         if self._supply.batches > MANY and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"{self.waiting} samples wait on this worker, which is slower than the others; loop over "
-                "optimizer.batches(loader), which fetches data only when it is needed",
-                stacklevel=5,
+                "optimizer.batches(loader), which fetches data only when it is needed"
             )
 
     def open(self, asks: Batch) -> MicroBatches:
@@ -188,11 +187,15 @@ class Stream:
         """The run is over: let go of its memory, and of samples that nobody reached."""
         self._batches, self._sums, self._views = [], None, []
 
-    def done(self) -> Done:
-        """What was finished in this round; the next one begins anew."""
+    def end(self) -> None:
+        """The round is over for this worker."""
         self._settle(came_back=False)
         if not self._over:
             self._close()
+
+    def done(self) -> Done:
+        """What was finished in this round; the next one begins anew."""
+        self.end()
         samples = self.samples if any(p.grad is not None for p in self._flat.params) else 0
         own = OwnGradient(self._flat)
         total = Vec(own.parts, used=own.used).mul_(float(samples))

@@ -104,8 +104,10 @@ class Driver:
         self._owed = owed
 
     def release(self) -> None:
-        """The run is over: let go of the coroutine, and with it of everything it still holds."""
+        """The run is over: let go of the coroutine and of what is under way, with everything they still hold."""
         self._coroutine = self.asks = None
+        self._seq, self._in_flight = self.resume_from, []
+        self._known.clear()
 
     @property
     def resume_from(self) -> int:

@@ -7,7 +7,6 @@ worker's own gradient, as it is.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection
 from functools import partial
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from offbeat.basics.warn import warn
 from offbeat.live.attached.buckets import STEP_MODULUS, Buckets, Start
 from offbeat.live.attached.driver import Driver
 from offbeat.live.attached.flat import Flat
@@ -57,7 +57,7 @@ class Gradients:
         asks = self._driver.asks
         if isinstance(asks, GradMix) and asks.codec is not None:
             return self._coded_gradient(asks, active=True)
-        if not self._overlaps:
+        if not self.overlaps:
             assert isinstance(asks, (Grad, GradMix))
             return OwnGradient(self._flat)
         if not self._exchanged:
@@ -71,17 +71,16 @@ class Gradients:
         """A step of ``nonblocking`` whose batch was not cut: all of it is one micro-batch."""
         if not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 "nonblocking got a whole batch as one micro-batch, so nobody can stop early; "
-                "write: for micro in optimizer.micro_batches(batch): loss_fn(model(micro)).backward()",
-                stacklevel=4,
+                "write: for micro in optimizer.micro_batches(batch): loss_fn(model(micro)).backward()"
             )
         return Done(OwnGradient(self._flat), 1, asks.micro, asks.micro)
 
     def without_own(self) -> Vec | None:
         """The same in a step that this worker has no data for: the mean of the others, or None."""
         asks = self._driver.asks
-        if self._overlaps:
+        if self.overlaps:
             self._buckets.begin()
             return self._buckets.g if self._exchange(active=False) else None
         if isinstance(asks, GradMix) and asks.codec is not None:
@@ -161,7 +160,7 @@ class Gradients:
             if self._only_begins is not None:
                 return
             self._begin()
-            if self._overlaps:
+            if self.overlaps:
                 self._collect(slot)
             else:
                 self._only_begins = slot
@@ -198,7 +197,8 @@ class Gradients:
     # With the others.
 
     @property
-    def _overlaps(self) -> bool:
+    def overlaps(self) -> bool:
+        """Whether what the strategy asks for is made while backward runs."""
         asks = self._driver.asks
         return self.me.size > 1 and isinstance(asks, GradMix) and asks.codec is None
 
@@ -260,8 +260,7 @@ class Gradients:
     def _warn_accumulate(self) -> None:
         if not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"accumulate={self._accumulate} was declared, but another number of backward() calls came before step: "
-                "the result is right, but the exchange was not overlapped (attach(…, accumulate=N) declares it)",
-                stacklevel=4,
+                "the result is right, but the exchange was not overlapped (attach(…, accumulate=N) declares it)"
             )

@@ -16,6 +16,7 @@ from torch import Tensor
 from offbeat.live.attached import state
 from offbeat.live.attached.driver import Driver
 from offbeat.live.attached.flat import Flat
+from offbeat.live.attached.saving import put, room_for
 from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.partial.endpoints import Endpoints
 from offbeat.live.transport.errors import OffbeatError
@@ -24,8 +25,6 @@ from offbeat.method.effects import Next
 from offbeat.tensors.vector import Vec
 
 OWN = ("lost", "e")  # in a method's memory: what coding has lost
-EACH_BYTES = 1 << 12  # beside a tensor's numbers, at most
-ALL_BYTES = 1 << 20  # beside all tensors
 
 
 class Hands:
@@ -49,15 +48,13 @@ class Hands:
             return
         known = self._driver.under_way()
         held = self._held(known)
-        room = ALL_BYTES + sum(tensor.untyped_storage().nbytes() + EACH_BYTES for tensor in _tensors(held))
+        room = room_for(held)
         at, line = self._board.place_for(room), self._board.line
         if at is None or line is None:
             return
         nbytes, why, page = 0, "", self._transport.place[0]
         try:
-            into = _Into(memoryview(cast(Any, line.arena.bytes_at(at, room))))
-            torch.save(held, cast(Any, into))
-            nbytes = into.at
+            nbytes = put(held, memoryview(cast(Any, line.arena.bytes_at(at, room))))
         except Exception as error:  # an optimiser of another kind, say: this run is not to end for another's sake
             why = f"{type(error).__name__}: {error}"
         self._board.handed(nbytes, page, why)
@@ -104,29 +101,6 @@ class Hands:
         self._transport.place = tuple(held["place"])
         self._endpoints.take_over(held["standing"])
         self._board.averages = held["averages"]
-
-
-class _Into:
-    """Memory that is written from its beginning on."""
-
-    def __init__(self, memory: memoryview) -> None:
-        self._memory, self.at = memory, 0
-
-    def write(self, data: Any) -> int:
-        data = memoryview(data).cast("B")
-        self._memory[self.at : self.at + len(data)] = data
-        self.at += len(data)
-        return len(data)
-
-    def flush(self) -> None:
-        """It is there."""
-
-
-def _tensors(held: Any) -> list[Tensor]:
-    if isinstance(held, Tensor):
-        return [held]
-    inner = held.values() if isinstance(held, dict) else held if isinstance(held, list | tuple) else ()
-    return [tensor for one in inner for tensor in _tensors(one)]
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import warnings
 from types import FrameType
 
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from offbeat.basics.version import __version__
+from offbeat.basics.warn import warn
 from offbeat.live.attached.flat import Flat
 from offbeat.live.transport import elsewhere, hosts
 from offbeat.live.transport.errors import OffbeatError
@@ -66,18 +66,16 @@ def _check_parameters(optimizer: torch.optim.Optimizer, model: nn.Module) -> Non
             "is; build it from the very model that is attached: torch.optim.SGD(model.parameters(), …)"
         )
     if elsewhere.holds(learning.values()):
-        warnings.warn(
+        warn(
             "another optimizer is attached to parameters of this model, and its run has not ended, so both would "
-            "average them; call finish() on it first, or attach each optimizer to its own part of the model",
-            stacklevel=5,
+            "average them; call finish() on it first, or attach each optimizer to its own part of the model"
         )
     if left_out:
         some = ", ".join(left_out[:3]) + (f" and {len(left_out) - 3} more" if len(left_out) > 3 else "")
-        warnings.warn(
+        warn(
             f"the optimizer has {len(learning) - len(left_out)} of the model's {len(learning)} parameters that require "
             f"gradients; {some} will not be trained, and travel all the same; give them to the optimizer, freeze them "
-            "with requires_grad_(False), or attach the part of the model that it trains",
-            stacklevel=5,
+            "with requires_grad_(False), or attach the part of the model that it trains"
         )
 
 

@@ -110,6 +110,7 @@ class Stats:
         self._begun_s = self._last_s
         self._ended_s: float | None = None  # when there was no more data, from the beginning on
         self.work: list[str] = []  # what became of shared work, in words
+        self.left_out: Callable[[], list[str]] = list  # this worker's gradients that were not finite
         self.losses: Callable[[], Sequence[Loss]] = tuple  # those without whom the others went on
 
     def begin(self) -> None:
@@ -240,7 +241,7 @@ class Stats:
             told = ["The run ended before finish() was through, so the other ranks' times are not known."]
         else:
             told = ["The other ranks' rows, and who was waited for, are known after finish()."]
-        told += [self._of_loss(loss) for loss in self.losses()]
+        told += [self._of_loss(loss) for loss in self.losses()] + self.left_out()
         told += elsewhere
         if optimizer.carriers:
             ways = " and ".join(WAYS[name] for name in optimizer.carriers)

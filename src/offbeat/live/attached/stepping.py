@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from offbeat.live.attached.cutting import Stream
 from offbeat.live.attached.driver import Driver
+from offbeat.live.attached.finite import Finite
 from offbeat.live.attached.flat import Flat
 from offbeat.live.attached.gradients import Gradients
 from offbeat.live.attached.recorder import NoRecorder
@@ -14,7 +15,7 @@ from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.worker.board import Board
 from offbeat.method.effects import Batch, Done, Next, Turn
 from offbeat.runs.order import Part
-from offbeat.tensors.vector import no_grad
+from offbeat.tensors.vector import Vec, no_grad
 
 
 class Stepping:
@@ -29,9 +30,10 @@ class Stepping:
         endpoints: Endpoints,
         accumulate: int,
         recorder: NoRecorder,
+        finite: Finite,
     ) -> None:
         self._flat, self._board, self._driver, self._endpoints = flat, board, driver, endpoints
-        self._recorder, self.me = recorder, driver.me
+        self._recorder, self._finite, self.me = recorder, finite, driver.me
         self.stream = Stream(flat, endpoints, recorder.part)
         self.gradients = Gradients(flat, driver, transport, accumulate, self.begin)
         self._everyone = board.members
@@ -59,11 +61,22 @@ class Stepping:
         """The user's ``step()``: give the strategy its gradient, and let it do what it does."""
         self.begin()
         with no_grad():
-            asks = self._driver.asks
-            self._driver.answer(self._done(asks) if isinstance(asks, Batch) else self.gradients.gradient())
+            self._driver.answer(self._gradient())
         self.reset()
         self.has_stepped = True
         self._recorder.stepped()
+
+    def _gradient(self) -> Vec | Done | None:
+        """What the strategy asks for, finite. A mean over all is the same for all, and so is what is done about it."""
+        asks, t = self._driver.asks, self.me.t
+        if self.gradients.overlaps:
+            mean = self.gradients.gradient()
+            self._finite.look(t, "the mean gradient")
+            return mean
+        if self.stream.used:
+            self.stream.end()
+        self._finite.look(t, "its gradient")
+        return self._done(asks) if isinstance(asks, Batch) else self.gradients.gradient()
 
     def without_data(self) -> None:
         """One step without a gradient of our own, for the sake of the others."""

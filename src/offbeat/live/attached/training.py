@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import sys
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -13,14 +12,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from offbeat.basics.warn import warn
 from offbeat.live.attached import refusals, shards, state
 from offbeat.live.attached.arguments import Arguments
 from offbeat.live.attached.driver import Driver
 from offbeat.live.attached.equal import share_beginning
+from offbeat.live.attached.finite import Finite
 from offbeat.live.attached.flat import Flat
 from offbeat.live.attached.gradient import only_reads_gradients
 from offbeat.live.attached.handing import Hands
 from offbeat.live.attached.others import Others
+from offbeat.live.attached.saving import Resumed, Saving
 from offbeat.live.attached.stats import Stats
 from offbeat.live.attached.stepping import Stepping
 from offbeat.live.attached.twin import ReplicaTwin
@@ -59,8 +61,15 @@ class Training:
         self._flat = flat = Flat(model, inner, given.mesh)
         if flat.island is not None:
             refusals.check_sharded(strategy)
+            if given.checkpoint is not None or given.resume is not None:
+                raise OffbeatError(
+                    "checkpoint= and resume= are not built for a sharded model; save its state_dict() and the "
+                    "optimizer's with torch.distributed.checkpoint"
+                )
         self._returns = hosts.returns() > 0 and board.has_posted_before
-        facts = refusals.facts(flat, strategy, **given.must_be_equal)
+        resumed = Resumed(None if self._returns else given.resume)
+        begins = {} if self._returns else {"checkpoint": resumed.in_words}
+        facts = refusals.facts(flat, strategy, **given.must_be_equal, **begins)
         (board.come_back if self._returns else board.agree)(facts, given.patience_s)
         self._island: Island | None = None
         try:
@@ -72,6 +81,8 @@ class Training:
                 Waiter(board, given.patience_s), board, devices, of_shards=self._island is not None
             )
             if not self._returns:
+                resumed.load_model(model)
+                flat.adopt()
                 share_beginning(flat, self.transport, self._island)
             self._refuse_what_cannot_go_on()
             self.transport.waiter.until(board.has_attached(), "the others to attach")
@@ -117,11 +128,20 @@ class Training:
         )
         self._driver = Driver(strategy, self.me, self.transport, self.endpoints, self._recorder.spent, self._island)
         parts = (flat, board, self.transport, self._driver, self.endpoints)
-        self.stepping = Stepping(*parts, given.accumulate, self._recorder)
+        self._finite = Finite(flat, self.me.rank, given.nonfinite, self._has_left_out)
+        self.stepping = Stepping(*parts, given.accumulate, self._recorder, self._finite)
         self._others = self.endpoints.others = Others(*parts, self.stepping, lambda: keep_up(inner), self._island)
         self._hands = Hands(flat, inner, board, self.transport, self._driver, self.endpoints)
         self._left = state.Left()
-        self.begun_at = 0
+        resumed.load_state(inner, self.me)
+        if resumed.saved is not None:
+            self._recorder.cannot("it was taken up from a checkpoint, which the record does not hold")
+        self.begun_at = self.me.t
+        self._saving: Saving | None = None
+        if given.checkpoint is not None:
+            wait = self.endpoints.answer_at
+            parts_ = (flat, model, inner, self.me, strategy, board)
+            self._saving = Saving(given.checkpoint, given.every_s, *parts_, wait)
         self._everyone = board.members
         self.is_over = self._ended_well = False
         self._handled = id(sys.exc_info()[1])  # the script may have been started from an except clause
@@ -134,7 +154,10 @@ class Training:
         if self._returns:
             self._come_back(given.patience_s)
         self.stats.begin()
-        self.stats.losses = lambda: board.losses
+        self.stats.losses, self.stats.left_out = lambda: board.losses, lambda: self._finite.in_words
+
+    def _has_left_out(self) -> None:
+        self._recorder.cannot("a gradient in it was not finite")
 
     def _come_back(self, patience_s: float) -> None:
         """Take a member's replica over, and be there where it is."""
@@ -194,6 +217,8 @@ class Training:
     def took_step(self) -> None:
         """One more is over; whoever looks at the job is shown."""
         self._board.took_steps(self.me.t)
+        if self._saving is not None:
+            self._saving.between_steps()
         if self._board.min_workers and self._board.wanted:
             with torch.no_grad():
                 self._hands.over()
@@ -272,10 +297,9 @@ class Training:
         self.endpoints.resume(self._left.rounds)
         self.stepping.reset()
         if self._left.waiting:
-            warnings.warn(
+            warn(
                 f"when this state was saved, {self._left.waiting} samples waited on rank {self.me.rank}; samples are "
-                "not saved; let the data go on behind this worker's first optimizer.samples_used[rank] samples",
-                stacklevel=5,
+                "not saved; let the data go on behind this worker's first optimizer.samples_used[rank] samples"
             )
 
     # All together.
@@ -300,6 +324,7 @@ class Training:
         if isinstance(error, Exception) and not isinstance(error, StopIteration) and id(error) != self._handled:
             self.abandon(f"{type(error).__name__}: {error}")
             return
+        self._finite.tell(wait=True)
         elsewhere.stepping()
         elsewhere.count(f"{self._board.name}/finish", self._everyone)
         share.settle(self.name)
@@ -333,16 +358,14 @@ class Training:
         self._ended_well = True
         # Last: where warnings are errors, the others are not kept waiting.
         if never_stepped:
-            warnings.warn(
+            warn(
                 "backward() ran in this run, but step() was never called on the attached optimizer, so nothing was "
-                "trained together; call step() on what ob.attach returned: optimizer = ob.attach(optimizer, model)",
-                stacklevel=5,
+                "trained together; call step() on what ob.attach returned: optimizer = ob.attach(optimizer, model)"
             )
         if unused:
-            warnings.warn(
+            warn(
                 f"{unused} samples of this worker were never used; loop over optimizer.batches(loader), which hands "
-                "them out at the end, with a step() for each batch",
-                stacklevel=5,
+                "them out at the end, with a step() for each batch"
             )
 
     def abandon(self, message: str) -> None:
@@ -398,6 +421,8 @@ class Training:
 
     def _release(self) -> None:
         self.is_over = True
+        if self._saving is not None:
+            self._saving.close()
         self._inner_steps.release()
         elsewhere.released(self._board.name)
         share.released(self.name)

@@ -199,7 +199,7 @@ class FactsServer(Server):
 
     def _tell(self, message: Any, but: int) -> None:
         for worker, send in self._sends.items():
-            if worker != but and worker not in self._left:
+            if worker != but:
                 send(message)
 
     def _miss(self, message: Any, worker: int) -> None:
@@ -210,6 +210,7 @@ class FactsServer(Server):
         if worker not in self._ended:
             self._publish(say.ToldToAll(self.key, worker, "gone", self._what_then(worker), "ended" if ended else ""))
         super().leave(worker, ended)
+        self._sends.pop(worker, None)
         if worker in self._returning:  # it has died once more
             self._returning.remove(worker)
             self._say_who_want()
@@ -296,8 +297,8 @@ class FactsServer(Server):
                 self._facts = with_twin(self._facts, progress_of(self._facts, worker), one)
                 self._ended.discard(one)
                 self._lost = [gone for gone in self._lost if gone.worker != one]
-            for one, member in itertools.product(returning, self._members):
-                self._sends[member](say.Returned(self.key, one, worker))
+            for one, send in itertools.product(returning, self._sends.values()):  # to those on their way back, too
+                send(say.Returned(self.key, one, worker))
             for one in returning:
                 self._sends[one](say.TakeHere(self.key, at, handed.nbytes))
         self._say_who_want()
@@ -324,7 +325,8 @@ class FactsServer(Server):
         for one in list(self._questions):
             if len(one.hosts) == len(self.others.hosts) or now_s >= one.until_s:
                 self._questions.remove(one)
-                self._sends[one.worker](say.Doing(self.key, one.number, one.said))
+                if one.worker in self._sends:
+                    self._sends[one.worker](say.Doing(self.key, one.number, one.said))
         self.wakes_s = min((one.until_s for one in self._questions), default=None)
 
     def silence(self, now_s: float) -> None:

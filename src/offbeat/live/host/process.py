@@ -41,6 +41,7 @@ from offbeat.live.host.ledger import Expression
 from offbeat.live.host.links import Links
 from offbeat.live.host.onlookers import HANDS_IN, Onlookers
 from offbeat.live.host.protocol import Inbox, packed
+from offbeat.live.host.saver_server import SaverServer
 from offbeat.live.host.server import BookedServer, Counterparts, Server
 from offbeat.live.host.weights_server import WeightsServer
 from offbeat.live.memory.arena import PAGE_BYTES, PAGES, WORDS, Arena, DeviceSlots, SlotMemory
@@ -469,6 +470,8 @@ class Host:
             return FactsServer(key, plan, others, self._doing, membership, self._arena)
         if plan["what"] == "bell":
             return BellServer(key, plan, others, self._arena)
+        if plan["what"] == "saver":
+            return SaverServer(key, plan, others, self._arena)
         kinds = [(getattr(torch, name), int(n)) for name, n in plan["kinds"]]
         memory: SlotMemory
         if plan["gpus"]:

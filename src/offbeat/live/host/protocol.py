@@ -295,6 +295,27 @@ class HasTaken(NamedTuple):
     key: str
 
 
+class CanSave(NamedTuple):
+    """The worker is between two steps, and could lay its model down for checkpoint ``number`` of this run; what else a
+    checkpoint has takes up to ``state_bytes``.
+    """
+
+    key: str
+    number: int
+    model_bytes: int
+    state_bytes: int
+
+
+class HasSaved(NamedTuple):
+    """They lie there, the state in so many bytes. ``why``: they do not."""
+
+    key: str
+    number: int
+    state_bytes: int
+    step: int
+    why: str
+
+
 class Ask(NamedTuple):
     """What is everybody doing?"""
 
@@ -405,6 +426,16 @@ class HandHere(NamedTuple):
 
     key: str
     at: int
+
+
+class SaveHere(NamedTuple):
+    """The answer to CanSave: where in the arena the model is to lie, and behind it the state if ``whole``; −1: nowhere
+    now. To a worker that comes: where the number of the checkpoint lies that is due.
+    """
+
+    key: str
+    at: int
+    whole: bool
 
 
 class TakeHere(NamedTuple):
@@ -751,6 +782,8 @@ KINDS: tuple[type[Any], ...] = (
     CanHand,
     Handed,
     HasTaken,
+    CanSave,
+    HasSaved,
     Ask,
     Ring,
     Close,
@@ -761,6 +794,7 @@ KINDS: tuple[type[Any], ...] = (
     Gone,
     Wanted,
     HandHere,
+    SaveHere,
     TakeHere,
     Returned,
     NoReturn,

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from offbeat.basics import checks
 from offbeat.basics.units import format_ranks, format_seconds
 from offbeat.live.transport.errors import OffbeatError
-from offbeat.live.transport.hosts import RETURNS
+from offbeat.live.transport.hosts import RESUME, RETURNS
 from offbeat.live.worker.board import BEGAN
 
 VARIABLE = "OFFBEAT_MIN_WORKERS"  # as long as so many are left, a run goes on without the dead: see ``attach``
@@ -50,6 +50,7 @@ def run_script(
     prefix: bool = True,
     min_workers: int = 1,
     restarts: int = 0,
+    resume: str | None = None,
 ) -> int:
     """Run ``python words…`` in ``workers`` processes with torchrun's environment; answers an exit code.
 
@@ -57,7 +58,7 @@ def run_script(
     another one lives, each time after a longer pause. It is over when all have ended: with 0 if at least one has
     ended well, else with the code of the first that has ended; after Ctrl-C or SIGTERM with 130 or 143, and then
     those that have not ended by ``grace_s`` are killed. ``port`` is the store's, 0 for any that is free. A run of ours
-    goes on as long as ``min_workers`` are left.
+    goes on as long as ``min_workers`` are left. ``resume``: the folder of a checkpoint to begin with.
     """
     checks.workers(workers)
     if sys.platform != "linux":
@@ -69,6 +70,8 @@ def run_script(
     elif "OMP_NUM_THREADS" not in os.environ:
         _say("each worker computes with one thread; set OMP_NUM_THREADS to change that")
     everybody = {**usual, **os.environ, **_common(workers, store.port), VARIABLE: str(min_workers)}
+    if resume is not None:
+        everybody[RESUME] = os.path.abspath(resume)
     with ExitStack() as stack:
         crew = _Crew(words, everybody, grace_s, prefix, restarts, lambda: bool(store.check([BEGAN])), stack)
         for rank in range(workers):
@@ -194,6 +197,7 @@ class _Crew:
         self._ended: list[_Worker] = []  # that no other has taken, or will take, the place of
         self._again: list[tuple[float, int, int]] = []  # who is to be started again: when, its rank, for the n-th time
         self._asked_s, self._kill_s = -math.inf, math.inf
+        self._heard_by_now: list[int] = []  # signals that were passed on
         self._unsaid: list[str] = []  # by a handler, which may have come in the middle of a line
         self._bell = stack.enter_context(_handled(self._heard))
         self._selector = stack.enter_context(selectors.DefaultSelector())
@@ -202,6 +206,7 @@ class _Crew:
 
     def start(self, rank: int, life: int = 0) -> None:
         """``life``: how often it has been started before."""
+        heard_before = len(self._heard_by_now)
         environment = {**self._environment, **_own(rank), RETURNS: str(life)}
         pipe = subprocess.PIPE if self._prefix else None
         process = subprocess.Popen(
@@ -215,9 +220,12 @@ class _Crew:
         both = ((process.stdout, 1), (process.stderr, 2))
         streams = [_Stream(source, into, rank) for source, into in both if source is not None]
         worker = _Worker(rank, life, process, streams)
+        signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
+        missed = self._heard_by_now[heard_before:]  # while it was being started
         self._workers.append(worker)
-        if self.asked is not None:  # while it was being started
-            worker.send(self.asked)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+        for number in missed:
+            worker.send(number)
         for stream in streams:
             self._selector.register(stream, selectors.EVENT_READ, stream)
         self._selector.register(worker.end, selectors.EVENT_READ, worker)
@@ -355,6 +363,7 @@ class _Crew:
                     f"{name} is passed on; workers have {format_seconds(self._grace_s)} to end, "
                     f"and {'one more' if number == signal.SIGINT else 'a'} Ctrl-C kills them at once"
                 )
+        self._heard_by_now.append(number)
         for worker in self._workers:
             worker.send(number)
 

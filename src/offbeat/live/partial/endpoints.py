@@ -264,13 +264,13 @@ class Endpoints:
             self._refuse_if_open()
             line = self._transport.line
             assert line is not None
-            self._bell = HostBell(self._board.name, line, self._board.rank, self._board.plan(), self._answer_at)
+            self._bell = HostBell(self._board.name, line, self._board.rank, self._board.plan(), self.answer_at)
         return self._bell
 
-    def _answer_at(self, key: str, line: Line) -> Any:
+    def answer_at(self, key: str, line: Line) -> Any:
         """The host process's answer there."""
         while (answer := line.heard_within(key, LOOK_S)) is None:
-            self._board.check("the bell")
+            self._board.check("an answer of the host process")
         return answer
 
     def ring(self, r: int, workers: int) -> None:

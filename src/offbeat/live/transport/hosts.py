@@ -22,6 +22,7 @@ VARIABLE = "OFFBEAT_CARRIER"
 NAME = "OFFBEAT_HOST"
 PORT = "OFFBEAT_PORT"
 RETURNS = "OFFBEAT_RETURNS"
+RESUME = "OFFBEAT_RESUME"  # the folder of a checkpoint, for the first run that a script attaches
 SIOCGIFADDR = 0x8915
 
 

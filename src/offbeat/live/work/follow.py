@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from typing import Any, TypeVar
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from offbeat.basics.warn import warn
 from offbeat.live.work import share as work
 from offbeat.live.work.share import SharedBatches
 
@@ -80,11 +80,10 @@ class OwnRates:
         if _followers(optimizer):
             return
         self._changes = -(10**9)
-        warnings.warn(
+        warn(
             f"the learning rate goes by this worker's own steps, {self._steps} by now, and the job has taken "
             f"{of_the_job:.0f}: with shared work workers take unequally many; let the schedule go by the work of all: "
-            "scheduler = ob.follow(scheduler)",
-            stacklevel=5,
+            "scheduler = ob.follow(scheduler)"
         )
 
 

@@ -93,7 +93,12 @@ class Board:
                 raise ConfigMismatch(
                     f"rank {self.members[self.rank]} has come back on another host, which is not built"
                 )
-            _refuse({**told, self.rank: own}, self.size)
+            known = {
+                rank: {name: one[name] for name in (*facts, _HOME)}
+                for rank, words in told.items()
+                for one in [json.loads(words)]
+            }
+            _refuse({rank: json.dumps(one) for rank, one in known.items()} | {self.rank: own}, self.size)
             self.line = join(self.name, self.of_job, self.members[self.rank], patience_s, starts=False)
             self._link = RunFacts(self.name, self.line, self.rank, self.plan(), self.members.__getitem__)
         except RuntimeError as error:

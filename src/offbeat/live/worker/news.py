@@ -254,3 +254,43 @@ class HostBell:
 
     def abandon(self) -> None:
         self.close()
+
+
+class HostSaver:
+    """This worker's end of the run's checkpoints: it reads one number, and lays down what is asked for."""
+
+    def __init__(
+        self, run: str, line: Line, worker: int, plan: dict[str, Any], wait: Callable[[str, Line], Any]
+    ) -> None:
+        self._key, self.line, self._wait = f"{run}/saver", line, wait
+        self._word = line.join(self._key)
+        line.send(say.OpenChannel(self._key, worker, {**plan, "what": "saver"}, 0, False, False, self._word))
+        self._due: NDArray[np.uint8] | None = line.arena.bytes_at(wait(self._key, line).at, 8)
+        self._last = self._number
+
+    @property
+    def _number(self) -> int:
+        return 0 if self._due is None else int.from_bytes(self._due.tobytes(), "little")
+
+    @property
+    def due(self) -> int:
+        """The number of the checkpoint that this worker is asked for; 0: of none."""
+        number = self._number
+        return number if number > self._last else 0
+
+    def place(self, model_bytes: int, state_bytes: int) -> tuple[int, bool] | None:
+        """Where in the arena it is to lie, and whether with the state; None: nowhere."""
+        self._last = self._number
+        self.line.send(say.CanSave(self._key, self._last, model_bytes, state_bytes))
+        here = self._wait(self._key, self.line)
+        return None if here.at < 0 else (here.at, here.whole)
+
+    def has_saved(self, state_bytes: int, step: int, why: str = "") -> None:
+        self.line.send(say.HasSaved(self._key, self._last, state_bytes, step, why))
+
+    def close(self) -> None:
+        if self._due is not None:
+            self._due = None
+            with suppress(PeerFailed):
+                self.line.send(say.Close(self._key))
+            self.line.part(self._key, self._word)
