@@ -14,6 +14,7 @@ from offbeat.live.attached.stepping import Stepping
 from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.carriers.island import Island
 from offbeat.live.partial.endpoints import Endpoints
+from offbeat.live.transport import elsewhere
 from offbeat.live.work import share
 from offbeat.live.worker.board import Board
 from offbeat.method.effects import Next, Turn
@@ -94,6 +95,29 @@ class Others:
         return int(agreed.item())
 
     # Without data.
+
+    def until(self, ready: Callable[[], bool]) -> None:
+        """Until ``ready``, while this worker's loop has no batch and may be given one; or until somebody asks for an
+        average, which its loop may have come to.
+
+        Rounds do not wait for it: it is in a meeting of its own, which nobody else ever enters.
+        """
+        if self._stepping.has_begun or self._driver.steps_alone:
+            return
+        with torch.no_grad():
+            self._driver.start()
+            name = f"no batch/{self._board.name}/{self.me.rank}"
+            elsewhere.count(name, self._board.members)
+            with elsewhere.waiting(name, "batches that others may give back"):
+                while not (ready() or self.asked()):
+                    if self._meets_in_steps and self._is_behind():
+                        self._idle()
+                    else:
+                        self._transport.waiter.until(
+                            lambda: ready() or self.asked() or (self._meets_in_steps and self._is_behind()),
+                            "batches that others may give back",
+                            bears=True,
+                        )
 
     def until_all_are_done(self) -> None:
         """No data left: answer the others until the strategy has ended."""
