@@ -277,11 +277,11 @@ def test_a_batch_that_was_passed_over_is_told_of_and_not_given_to_others() -> No
     taker = Taker(0, 1, Asked(supply, 0, 0, 3))
     for _ in range(3):
         assert taker.begin(taker.fetch(1000, 0) or 0, 1000)
-    supply.step(0, 0, [0, 1], [], 2)
-    supply.step(0, 0, [2], [1], 1)  # 1 was counted in place of 2
+    supply.step(0, 0, [0], [1], 1)
+    supply.step(0, 0, [2], [], 1)
+    supply.die(0)
     (account,) = supply.accounts()
-    assert (account.left, account.skipped) == ([], [(1, 2)])
-    assert supply.look(0, 0).used == 2
+    assert (account.left, account.skipped) == ([(0, 1), (2, 3)], [(1, 2)])
 
 
 def test_a_worker_that_comes_again_has_no_home_in_that_epoch_and_one_in_the_next() -> None:

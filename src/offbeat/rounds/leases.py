@@ -155,11 +155,10 @@ class Epoch:
                 self._become(place, STEPPED)
 
     def skip(self, rank: int, places: Iterable[int]) -> None:
-        """No step was taken with them, and none will be; nor with those that were counted in their stead."""
+        """No step was taken with these leases, and none will be."""
         for place in places:
-            if self._leased.get(place) == rank or self._state[place] in (STEPPED, COUNTS):
-                self._leased.pop(place, None)
-                self._stepped.pop(place, None)
+            if self._leased.get(place) == rank:
+                del self._leased[place]
                 self._become(place, SKIPPED)
 
     def stepped_by(self, rank: int) -> list[int]:

@@ -21,7 +21,7 @@ import offbeat as ob
 from tests.support import forge
 from tests.support.forge import Job, attempt, hear, say
 from tests.support.nets import PATIENCE_S
-from tests.support.scenarios import Told, scenario
+from tests.support.scenarios import Told, over, scenario
 
 pytestmark = pytest.mark.live
 
@@ -144,6 +144,22 @@ def test_workers_with_unequally_many_batches_meet_in_an_average(told: Told, name
     assert out[0][1] == out[1][1] == out[2][1]
 
 
+def on_two_hosts(rank: int) -> Any:
+    return over(rank, "hosts", _two_methods)
+
+
+def _two_methods(rank: int) -> Any:
+    return [_epochs(name) for name in ("allreduce", "eager:late=1,sync_every=none")]
+
+
+def test_workers_on_several_hosts_share_one_supply() -> None:
+    (outcomes,) = forge.run([Job(on_two_hosts, 4)])
+    for out in zip(*forge.values(outcomes), strict=True):
+        assert together([used for used, _ in out]) == once(2)
+        for _, said in out:
+            assert said == ["50 of 50 samples were used once, in each of 2 epochs."]
+
+
 # Who takes what.
 
 
@@ -240,7 +256,18 @@ def test_what_nobody_uses_is_named(told: Told) -> None:
     used = together([used for used, _ in out])
     assert set(used.values()) == {1}
     for _, said in out:
-        assert said == [f"Epoch 0: {used.total()} of 50 samples were used."]
+        assert said == [f"Epoch 0: {used.total()} of 50 samples were used, and not {unused(used)}."]
+
+
+def unused(used: Counter[int]) -> str:
+    """As a sentence has them, if there are few enough; the others are named by the first ones."""
+    ranges = list[tuple[int, int]]()
+    for one in sorted(set(range(SAMPLES)) - set(used)):
+        ranges = [*ranges[:-1], (ranges[-1][0], one)] if ranges and ranges[-1][1] == one - 1 else [*ranges, (one, one)]
+    words = [str(first) if first == last else f"{first}–{last}" for first, last in ranges[:8]]
+    if more := sum(last - first + 1 for first, last in ranges[8:]):
+        words.append(f"{more} more")
+    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
 
 
 @scenario(2)
@@ -266,7 +293,7 @@ def test_batches_that_were_passed_over_are_named(told: Told) -> None:
     used = together([used for used, _ in out])
     assert set(used.values()) == {1}
     for _, said in out:
-        assert said[0] == f"Epoch 0: {used.total()} of 50 samples were used."
+        assert said[0] == f"Epoch 0: {used.total()} of 50 samples were used, and not {unused(used)}."
         assert said[1] == "This worker fetched 8 samples without taking a step with them."
 
 
@@ -289,7 +316,7 @@ def test_steps_of_several_batches_use_all_of_them(told: Told) -> None:
     left = 48 - used.total()  # a worker with an odd number of batches has one without a step
     for _, said in out:
         whole = ["48 of 48 samples were used once."]
-        assert said == (whole if not left else [f"Epoch 0: {48 - left} of 48 samples were used."])
+        assert said == whole if not left else said[0].startswith(f"Epoch 0: {48 - left} of 48 samples were used, and")
 
 
 class LooksAhead:

@@ -102,22 +102,24 @@ class Others:
 
         Rounds do not wait for it: it is in a meeting of its own, which nobody else ever enters.
         """
-        if self._stepping.has_begun or self._driver.steps_alone:
-            return
+        what, name = "batches that others may give back", f"no batch/{self._board.name}/{self.me.rank}"
         with torch.no_grad():
             self._driver.start()
-            name = f"no batch/{self._board.name}/{self.me.rank}"
+            if self._stepping.has_begun or self._driver.steps_alone:
+                return
+            self._board.waits_for_data(True)
             elsewhere.count(name, self._board.members)
-            with elsewhere.waiting(name, "batches that others may give back"):
+            with elsewhere.waiting(name, what):
                 while not (ready() or self.asked()):
-                    if self._meets_in_steps and self._is_behind():
+                    if self._takes_their_steps():
                         self._idle()
                     else:
-                        self._transport.waiter.until(
-                            lambda: ready() or self.asked() or (self._meets_in_steps and self._is_behind()),
-                            "batches that others may give back",
-                            bears=True,
-                        )
+                        over = lambda: ready() or self.asked() or self._takes_their_steps()  # noqa: E731
+                        self._transport.waiter.until(over, what, bears=True)
+            self._board.waits_for_data(False)
+
+    def _takes_their_steps(self) -> bool:
+        return self._meets_in_steps and isinstance(self._driver.asks, Next) and self._is_behind()
 
     def until_all_are_done(self) -> None:
         """No data left: answer the others until the strategy has ended."""

@@ -383,8 +383,7 @@ class Pass:
         self._backwards = 0  # of them, those that a backward pass was for
         self._are_in_step = False  # those of the step that is being taken are used already
         self._is_silent = True  # no backward pass since the last batch
-        self._silent: list[int] = []  # no backward pass before the batch behind them
-        self._first: int | None = None
+        self._looks_ahead = False  # the loop has one batch more than it computes with
         self._begun, self._since_s = 0, 0.0
         self._is_over = False
         self._used: list[int] = []  # not told yet
@@ -458,9 +457,10 @@ class Pass:
         self._begun += 1
         if not self._counts_steps:
             self._use_all()
-        elif self._hand and self._is_silent:
-            self._silent.append(self._hand[-1])
-        self._first = place if self._first is None else self._first
+        elif self._hand and self._is_silent:  # an exception that the loop caught, or else the first is one ahead
+            self._looks_ahead = self._looks_ahead or self._begun == 2
+            if not self._looks_ahead:
+                self._skip(self._hand[-1:])
         self._is_silent = True
         self._hand.append(place)
 
@@ -497,33 +497,22 @@ class Pass:
 
     def thrown_away(self) -> None:
         """The gradients of the backward passes since the last step are gone."""
-        self._skip(self._backwards)
+        self._skip(self._hand[: self._backwards])
+        self._backwards = 0
 
     def give_up(self) -> None:
         """There is nobody to ask any more."""
         self._is_over = True
 
     def settle(self) -> None:
-        """No more batches are asked for: what was not used goes back to the others.
-
-        A batch that the loop passed over (an exception that it caught) leaves a backward pass fewer than batches, and
-        the newest ones would be taken for unused. They are not, unless the loop looks ahead: then already the first
-        batch has no backward pass before the second.
-        """
+        """No more batches are asked for: what was not used goes back to the others."""
         if self._is_over:
             return
         self._is_over = True
         if not self._by_step:
-            self._skip(len(self._hand))
+            self._skip(self._hand)
         elif not _runs:
             self._use_all()
-        elif self._silent and self._silent[0] != self._first:
-            late = min(len(self._silent), len(self._hand))
-            passed_over = self._silent[-late:] if late else []
-            self._share._skipped += self._samples(passed_over)
-            self.used_by_all -= self._samples(passed_over)
-            self._use(late)
-            self._skipped += passed_over  # each was used in place of one that is in hand
         self._tell()
         self._leases.close_epoch(self.number)
         self._hand, self._backwards = [], 0
@@ -571,11 +560,11 @@ class Pass:
             self._tell()
             self._leases.count()
 
-    def _skip(self, count: int) -> None:
-        self._share._skipped += self._samples(self._hand[:count])
-        self._skipped += self._hand[:count]
-        del self._hand[:count]
-        self._backwards = 0
+    def _skip(self, places: list[int]) -> None:
+        """No step is taken with these, which are in hand."""
+        self._share._skipped += self._samples(places)
+        self._skipped += places
+        self._hand = [place for place in self._hand if place not in places]
 
     @property
     def _counts_steps(self) -> bool:

@@ -380,9 +380,15 @@ class Board:
         self.someone_is_done = True
 
     def look_for_done(self) -> bool:
-        """Whether somebody may have no data for this step: its data has ended, or it is in an average already."""
+        """Whether somebody may have no data for this step: its data has ended, it waits for more, or it averages."""
         self.someone_is_done = self.someone_is_done or "done" in self._facts
-        return self.someone_is_done or self.average_is_asked(self.averages)
+        facts = self._facts
+        waits = any(facts.get(f"waits/{rank}") == "1" and rank not in self.dead for rank in range(self.size))
+        return self.someone_is_done or waits or self.average_is_asked(self.averages)
+
+    def waits_for_data(self, waits: bool) -> None:
+        """Whether this worker has no data now, and may be given more."""
+        self._post(f"waits/{self.rank}", "1" if waits else "")
 
     def progress(self, among: tuple[int, ...] | None = None) -> tuple[bool, int]:
         """Whether all of these workers are without data, and the last step one of them is known to take with data."""
