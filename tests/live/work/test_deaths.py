@@ -36,11 +36,11 @@ AT_ONCE = {
     "eager, all wait": ob.eager(wait="everyone"),
     "msync": ob.msync("50%"),
     "wagma": ob.wagma(),
-    "pairs": ob.self_clocked(group=2, wait="first"),
-    "self_clocked": ob.self_clocked(),
 }
 # Those that hand in several steps together, or a step with the next one.
 LATER = {
+    "pairs": ob.self_clocked(group=2, wait="first"),
+    "self_clocked": ob.self_clocked(),
     "local_sgd": ob.local_sgd(period=3),
     "sgp": ob.sgp(),
     "diloco": ob.diloco(period=3),
@@ -144,8 +144,9 @@ def test_steps_were_taken_once_with_what_had_been_handed_in_and_again_with_what_
         elif method in AT_ONCE:
             assert used == once(samples=SAMPLES)
         else:
-            assert used - dead <= once(samples=SAMPLES)
             assert set(used) == set(range(SAMPLES))
+            assert {sample for sample, times in used.items() if times > 1} <= set(dead)
+            assert set(used.values()) <= {1, 2}
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case[0] in ("in step", "eager")], ids=named)
@@ -196,8 +197,9 @@ def test_a_worker_that_is_back_is_given_batches_and_no_sample_is_used_twice(meth
     assert len(out[WHO][0]) > MORE * BATCH
     (before,) = outcomes[WHO].noted
     used: Counter[int] = together([before, *(one for one, _ in out)])
-    assert set(used.values()) == {1}
+    again = {sample for sample, times in used.items() if times > 1}
+    assert not again if method != "self_clocked" else again <= set(before)  # it hands in several steps together
     for _, (said, *_) in out:
         found = re.match(r"Epoch 0: ([\d,]+) of 200,000 samples were used, and not ", said)
         assert found is not None, said
-        assert int(found[1].replace(",", "")) == used.total()
+        assert int(found[1].replace(",", "")) == len(used)
