@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from offbeat.rounds import leases
-from offbeat.rounds.leases import Dealt, Supply, Taker
+from offbeat.rounds.leases import Dealer, Dealt, Taker
 
 
 @dataclass
 class Asked:
     """One worker's questions about one epoch, counted."""
 
-    supply: Supply
+    dealer: Dealer
     rank: int
     epoch: int
     batches: int
@@ -25,15 +25,15 @@ class Asked:
 
     def open(self) -> Dealt:
         self.questions += 1
-        return self.supply.open(self.rank, self.epoch, self.batches)
+        return self.dealer.open(self.rank, self.epoch, self.batches)
 
     def begin(self, place: int, batch_us: int) -> Dealt:
         self.questions += 1
-        return self.supply.begin(self.rank, self.epoch, place, batch_us)
+        return self.dealer.begin(self.rank, self.epoch, place, batch_us)
 
     def take(self, batch_us: int, backlog: int) -> Dealt:
         self.questions += 1
-        return self.supply.take(self.rank, self.epoch, batch_us, backlog)
+        return self.dealer.take(self.rank, self.epoch, batch_us, backlog)
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Worker:
     It does one thing a turn. ``leaves_after``: so many batches, with one more in its hands.
     """
 
-    supply: Supply
+    dealer: Dealer
     rank: int
     batches: int
     batch_us: int = 1000
@@ -57,7 +57,7 @@ class Worker:
     waits: bool = False
 
     def __post_init__(self) -> None:
-        self.asked = Asked(self.supply, self.rank, self.epoch, self.batches)
+        self.asked = Asked(self.dealer, self.rank, self.epoch, self.batches)
         self.turns = self._work()
 
     def turn(self) -> None:
@@ -71,7 +71,7 @@ class Worker:
         self.taker.give(dealt)
 
     def _work(self) -> Iterator[str]:
-        self.taker = Taker(self.rank, self.supply.workers, self.asked)
+        self.taker = Taker(self.rank, self.dealer.workers, self.asked)
         loaded, stepped, more = list[int](), list[int](), True
         yield "open"
         while True:
@@ -85,7 +85,7 @@ class Worker:
             elif not loaded:
                 if self.taker.is_over:
                     return
-                self.supply.wait(self.rank, self.epoch, self.batch_us)
+                self.dealer.wait(self.rank, self.epoch, self.batch_us)
                 self.waits = True
                 yield "wait"
                 more = not self.taker.is_over
@@ -93,9 +93,9 @@ class Worker:
                 yield "begin"
                 if self.done == self.leaves_after:
                     yield from self._hand_in(stepped)
-                    self.supply.close(self.rank, self.epoch)
+                    self.dealer.close(self.rank, self.epoch)
                     return
-                self.supply.step(self.rank, self.epoch, [batch], [], 1)
+                self.dealer.step(self.rank, self.epoch, [batch], [], 1)
                 self.done += 1
                 stepped.append(batch)
                 yield "step"
@@ -103,34 +103,34 @@ class Worker:
                     yield from self._hand_in(stepped)
 
     def _hand_in(self, stepped: list[int]) -> Iterator[str]:
-        self.supply.hands_over(self.rank)
+        self.dealer.hands_over(self.rank)
         yield "hands over"
-        self.supply.handed_in(self.rank)
+        self.dealer.handed_in(self.rank)
         self.counted += stepped
         stepped.clear()
         yield "handed in"
 
     def die(self) -> None:
-        self.supply.die(self.rank)
+        self.dealer.die(self.rank)
         self.is_over, self.waits = True, False
 
 
-def tell(supply: Supply, workers: list[Worker]) -> None:
-    for rank, dealt in supply.awaited():
+def tell(dealer: Dealer, workers: list[Worker]) -> None:
+    for rank, dealt in dealer.awaited():
         next(one for one in workers if one.rank == rank and not one.is_over).told(dealt)
 
 
 def run(workers: list[Worker], order: Iterator[int]) -> None:
     """Let them take turns: ``order`` says whose is next, among those who have one."""
-    supply = workers[0].supply
+    dealer = workers[0].dealer
     while able := [one for one in workers if not one.is_over and not one.waits]:
         able[next(order) % len(able)].turn()
-        tell(supply, workers)
+        tell(dealer, workers)
     assert not any(one.waits for one in workers)
 
 
-def left(supply: Supply, epoch: int = 0) -> list[int]:
-    (account,) = (one for one in supply.accounts() if one.number == epoch)
+def left(dealer: Dealer, epoch: int = 0) -> list[int]:
+    (account,) = (one for one in dealer.accounts() if one.number == epoch)
     return [place for first, end in account.left for place in range(first, end)]
 
 
@@ -158,10 +158,10 @@ def _following(prefix: list[int], taken: list[int]) -> Iterator[int]:
 @pytest.mark.parametrize(("batches", "ahead", "leaves"), [(2, 0, None), (3, 1, None), (3, 0, 1), (2, 1, 0)])
 def test_two_workers_use_every_batch_once_in_every_order(batches: int, ahead: int, leaves: int | None) -> None:
     def one(order: Iterator[int]) -> None:
-        supply = Supply(2)
+        dealer = Dealer(2)
         workers = [
-            Worker(supply, 0, batches, 1000, ahead),
-            Worker(supply, 1, batches, 4000, ahead, leaves_after=leaves),
+            Worker(dealer, 0, batches, 1000, ahead),
+            Worker(dealer, 1, batches, 4000, ahead, leaves_after=leaves),
         ]
         run(workers, order)
         assert sorted(workers[0].counted + workers[1].counted) == list(range(batches))
@@ -175,8 +175,8 @@ def test_what_a_dead_worker_had_not_handed_in_is_used_by_the_other_in_every_orde
     """Wherever it dies: before it has asked, with batches in its hands, between handing over and having handed in."""
 
     def one(order: Iterator[int]) -> None:
-        supply = Supply(2)
-        dying, other = workers = [Worker(supply, rank, 4, period=period) for rank in range(2)]
+        dealer = Dealer(2)
+        dying, other = workers = [Worker(dealer, rank, 4, period=period) for rank in range(2)]
         turns = 0
 
         def watched() -> Iterator[int]:
@@ -187,13 +187,13 @@ def test_what_a_dead_worker_had_not_handed_in_is_used_by_the_other_in_every_orde
                     turns += 1
                 if turns > dies_at and not dying.is_over:
                     dying.die()
-                    tell(supply, workers)
+                    tell(dealer, workers)
                     choice = 0
                 yield choice
 
         run(workers, watched())
         assert sorted(dying.counted + other.counted) == list(range(4))
-        assert left(supply) == []
+        assert left(dealer) == []
 
     orders(one, most=100)
 
@@ -202,11 +202,11 @@ def test_what_a_dead_worker_had_not_handed_in_is_used_by_the_other_in_every_orde
 def test_any_workers_use_every_batch_once_through_deaths_and_returns_in_random_orders(seed: int) -> None:
     rng = random.Random(seed)
     size, batches = rng.randint(1, 6), rng.randint(1, 60)
-    supply, lives = Supply(size), list[Worker]()
+    dealer, lives = Dealer(size), list[Worker]()
 
     def alive(rank: int, leaves: int | None) -> Worker:
         batch_us, ahead, period = rng.choice([500, 1000, 4000]), rng.randint(0, 5), rng.choice([1, 1, 2, 5])
-        return Worker(supply, rank, batches, batch_us, ahead, period, leaves)
+        return Worker(dealer, rank, batches, batch_us, ahead, period, leaves)
 
     lives += [alive(rank, rng.choice([None, None, rng.randint(0, 8)])) for rank in range(size)]
     deaths = rng.randint(0, 6)
@@ -220,10 +220,10 @@ def test_any_workers_use_every_batch_once_through_deaths_and_returns_in_random_o
             one.die()
             if rng.random() < 0.7:
                 lives.append(alive(one.rank, None))
-        tell(supply, lives)
+        tell(dealer, lives)
         counted = [batch for one in lives for batch in one.counted]
         assert len(counted) == len(set(counted))
-        assert not set(counted) & set(left(supply) if any(one.asked.questions for one in lives) else [])
+        assert not set(counted) & set(left(dealer) if any(one.asked.questions for one in lives) else [])
     assert sorted(batch for one in lives for batch in one.counted) == list(range(batches))
 
 
@@ -231,80 +231,80 @@ def test_any_workers_use_every_batch_once_through_deaths_and_returns_in_random_o
 @pytest.mark.parametrize("leaves", [0, 1, 9, 104, 120])
 def test_what_a_worker_leaves_is_taken_by_those_who_are_there(ahead: int, leaves: int) -> None:
     """Also what it had taken from them, and the last one of its home."""
-    supply = Supply(2)
-    leaving = Worker(supply, 1, 200, 1000, ahead, leaves_after=leaves)
-    staying = Worker(supply, 0, 200, 1000, ahead)
+    dealer = Dealer(2)
+    leaving = Worker(dealer, 1, 200, 1000, ahead, leaves_after=leaves)
+    staying = Worker(dealer, 0, 200, 1000, ahead)
     run([leaving, staying], itertools.repeat(0))  # one after the other
     assert sorted(leaving.counted + staying.counted) == list(range(200))
-    assert left(supply) == []
+    assert left(dealer) == []
 
 
 def test_the_batches_of_a_worker_that_never_comes_are_used_by_those_who_do() -> None:
-    supply = Supply(3)
-    run([Worker(supply, 1, 20)], itertools.repeat(0))
-    assert left(supply) == []
+    dealer = Dealer(3)
+    run([Worker(dealer, 1, 20)], itertools.repeat(0))
+    assert left(dealer) == []
 
 
 def test_a_batch_that_was_begun_is_left_until_a_step_is_taken_with_it() -> None:
-    supply = Supply(2)
-    taker = Taker(0, 2, Asked(supply, 0, 0, 4))
+    dealer = Dealer(2)
+    taker = Taker(0, 2, Asked(dealer, 0, 0, 4))
     place = taker.fetch(1000, 0)
     assert place == 0
     assert taker.begin(place, 1000)
-    assert left(supply) == [0, 1, 2, 3]
-    supply.step(0, 0, [0], [], 1)
-    assert left(supply) == [1, 2, 3]
+    assert left(dealer) == [0, 1, 2, 3]
+    dealer.step(0, 0, [0], [], 1)
+    assert left(dealer) == [1, 2, 3]
 
 
 def test_what_was_stepped_with_and_not_handed_in_dies_with_its_worker_and_what_was_handed_in_stays() -> None:
-    supply = Supply(2)
-    taker = Taker(0, 2, Asked(supply, 0, 0, 8))
+    dealer = Dealer(2)
+    taker = Taker(0, 2, Asked(dealer, 0, 0, 8))
     for _ in range(3):
         place = taker.fetch(1000, 0)
         assert place is not None
         assert taker.begin(place, 1000)
-        supply.step(0, 0, [place], [], 1)
+        dealer.step(0, 0, [place], [], 1)
         if place == 2:
-            supply.hands_over(0)
-            supply.handed_in(0)
-    supply.hands_over(0)  # and dies before it has
-    supply.die(0)
-    assert left(supply) == [1, 3, 4, 5, 6, 7]
+            dealer.hands_over(0)
+            dealer.handed_in(0)
+    dealer.hands_over(0)  # and dies before it has
+    dealer.die(0)
+    assert left(dealer) == [1, 3, 4, 5, 6, 7]
 
 
 def test_a_batch_that_was_passed_over_is_told_of_and_not_given_to_others() -> None:
-    supply = Supply(1)
-    taker = Taker(0, 1, Asked(supply, 0, 0, 3))
+    dealer = Dealer(1)
+    taker = Taker(0, 1, Asked(dealer, 0, 0, 3))
     for _ in range(3):
         assert taker.begin(taker.fetch(1000, 0) or 0, 1000)
-    supply.step(0, 0, [0], [1], 1)
-    supply.step(0, 0, [2], [], 1)
-    supply.die(0)
-    (account,) = supply.accounts()
+    dealer.step(0, 0, [0], [1], 1)
+    dealer.step(0, 0, [2], [], 1)
+    dealer.die(0)
+    (account,) = dealer.accounts()
     assert (account.left, account.skipped) == ([(0, 1), (2, 3)], [(1, 2)])
 
 
 def test_a_worker_that_comes_again_has_no_home_in_that_epoch_and_one_in_the_next() -> None:
-    supply = Supply(2)
-    supply.open(0, 0, 40)
-    supply.open(1, 0, 40)
-    supply.die(1)
-    again = supply.open(1, 0, 40)
+    dealer = Dealer(2)
+    dealer.open(0, 0, 40)
+    dealer.open(1, 0, 40)
+    dealer.die(1)
+    again = dealer.open(1, 0, 40)
     assert again.front == again.back
-    assert supply.take(1, 0, 1000, 0).taken
-    assert supply.open(1, 1, 40).back == 20
+    assert dealer.take(1, 0, 1000, 0).taken
+    assert dealer.open(1, 1, 40).back == 20
 
 
 def test_those_who_wait_hold_up_nobody_with_what_they_have_in_hand() -> None:
     """As trainers that look a batch ahead have, all at once."""
-    supply = Supply(2)
+    dealer = Dealer(2)
     for rank in range(2):
-        taker = Taker(rank, 2, Asked(supply, rank, 0, 2))
+        taker = Taker(rank, 2, Asked(dealer, rank, 0, 2))
         assert taker.begin(taker.fetch(1000, 0) or 0, 1000)
-    supply.wait(0, 0, 1000)
-    assert supply.awaited() == []
-    supply.wait(1, 0, 1000)
-    assert [(rank, dealt.is_over) for rank, dealt in supply.awaited()] == [(0, True), (1, True)]
+    dealer.wait(0, 0, 1000)
+    assert dealer.awaited() == []
+    dealer.wait(1, 0, 1000)
+    assert [(rank, dealt.is_over) for rank, dealt in dealer.awaited()] == [(0, True), (1, True)]
 
 
 def in_turns(workers: list[Worker], turns: Iterator[int]) -> None:
@@ -314,23 +314,23 @@ def in_turns(workers: list[Worker], turns: Iterator[int]) -> None:
         done = worker.done
         while not worker.is_over and not worker.waits and worker.done == done:
             worker.turn()
-            tell(worker.supply, workers)
+            tell(worker.dealer, workers)
 
 
-def of_a_supply(size: int, batches: int, us: list[int] | None = None, ahead: int = 0) -> list[Worker]:
-    supply = Supply(size)
-    return [Worker(supply, rank, batches, us[rank] if us else 1000, ahead) for rank in range(size)]
+def of_a_dealer(size: int, batches: int, us: list[int] | None = None, ahead: int = 0) -> list[Worker]:
+    dealer = Dealer(size)
+    return [Worker(dealer, rank, batches, us[rank] if us else 1000, ahead) for rank in range(size)]
 
 
 def test_a_worker_that_is_a_batch_ahead_takes_nothing_from_its_equals() -> None:
-    workers = of_a_supply(2, 20)
+    workers = of_a_dealer(2, 20)
     in_turns(workers, itertools.chain([0], itertools.cycle([0, 1])))
     assert [worker.counted for worker in workers] == [list(range(rank, 20, 2)) for rank in range(2)]
 
 
 def test_equal_workers_take_what_fixed_shares_would_give_them() -> None:
     """In turns of a whole batch each, nobody takes from anybody, and the order is that of the shares."""
-    workers = of_a_supply(3, 31)
+    workers = of_a_dealer(3, 31)
     in_turns(workers, itertools.cycle(range(3)))
     assert [worker.counted for worker in workers] == [list(range(rank, 31, 3)) for rank in range(3)]
 
@@ -340,7 +340,7 @@ def test_equal_workers_take_what_fixed_shares_would_give_them() -> None:
 def test_unequal_workers_are_done_at_about_the_same_time(slow: int, ahead: int) -> None:
     """In virtual time: the job ends when one worker of their summed speed would, within two batches of the slow one."""
     us, batches = [1000, 1000, 1000 * slow], 1000
-    workers = of_a_supply(3, batches, us, ahead)
+    workers = of_a_dealer(3, batches, us, ahead)
     busy = [0, 0, 0]
 
     def turns() -> Iterator[int]:
@@ -357,7 +357,7 @@ def test_unequal_workers_are_done_at_about_the_same_time(slow: int, ahead: int) 
 
 
 def test_a_worker_begins_many_batches_with_one_question_far_from_the_end() -> None:
-    worker, _ = of_a_supply(2, 2000)
+    worker, _ = of_a_dealer(2, 2000)
     while worker.done < 700:
         worker.turn()
     assert worker.asked.questions < 700 / leases.BLOCK + 10

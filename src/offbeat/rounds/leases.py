@@ -9,7 +9,7 @@ it is *begun*, and until then others may take it. What it takes from others is i
 *lease*. A batch with which a step was taken is *stepped* with, and it *counts* when that step has been handed in to the
 others, or to what outlives the worker.
 
-A `Supply` holds all of this for all workers, in one place, so that whatever is asked is answered in one order:
+A `Dealer` holds all of this for all workers, in one place, so that whatever is asked is answered in one order:
 
 - A worker that dies or leaves gives back its leases, and what it has stepped with and not handed in. That is taken
   first by whoever asks next. Its home is nobody's from then on.
@@ -228,7 +228,7 @@ class Account:
 
 
 @dataclass
-class Supply:
+class Dealer:
     """All epochs of one share. What several ask at once it is asked one after the other."""
 
     workers: int
@@ -328,7 +328,7 @@ class Supply:
 
 
 class Asks(Protocol):
-    """A supply, as one worker asks it about one epoch."""
+    """A dealer, as one worker asks it about one epoch."""
 
     def open(self) -> Dealt: ...
 

@@ -17,10 +17,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import offbeat as ob
-from tests.live.work.test_share import Numbers, once, together
 from tests.support import forge
 from tests.support.forge import Job
 from tests.support.nets import PATIENCE_S
+from tests.support.samples import Numbers, once, together
 from tests.support.two_lives import die, lives_twice
 
 pytestmark = pytest.mark.live
@@ -142,7 +142,7 @@ def test_steps_were_taken_once_with_what_had_been_handed_in_and_again_with_what_
             assert set(used.values()) == {1}
             assert used.total() == SAMPLES - BATCH
         elif method in AT_ONCE:
-            assert used == once(samples=SAMPLES)
+            assert used == once(SAMPLES)
         else:
             assert set(used) == set(range(SAMPLES))
             assert {sample for sample, times in used.items() if times > 1} <= set(dead)

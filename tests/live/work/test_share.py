@@ -15,30 +15,19 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset, WeightedRandomSampler
 
 import offbeat as ob
 from tests.support import forge
 from tests.support.forge import Job, attempt, hear, say
 from tests.support.nets import PATIENCE_S
+from tests.support.samples import Numbers, together
+from tests.support.samples import once as samples_once
 from tests.support.scenarios import Told, over, scenario
 
 pytestmark = pytest.mark.live
 
 SAMPLES, BATCH = 50, 4
-
-
-class Numbers(Dataset[int]):
-    """Every sample is its own number."""
-
-    def __init__(self, samples: int = SAMPLES) -> None:
-        self._samples = samples
-
-    def __len__(self) -> int:
-        return self._samples
-
-    def __getitem__(self, index: int) -> int:
-        return index
 
 
 class Run:
@@ -76,12 +65,8 @@ def shared(samples: int = SAMPLES, **settings: Any) -> DataLoader[Any]:
     return ob.share(DataLoader(Numbers(samples), batch_size=BATCH, shuffle=True, **settings))
 
 
-def together(told: list[list[int]]) -> Counter[int]:
-    return Counter(itertools.chain.from_iterable(told))
-
-
 def once(epochs: int = 1, samples: int = SAMPLES) -> Counter[int]:
-    return Counter(dict.fromkeys(range(samples), epochs))
+    return samples_once(samples, epochs)
 
 
 # Every method, any number of workers.
@@ -192,7 +177,7 @@ def test_a_free_worker_takes_what_one_that_is_held_back_does_not(told: Told, loa
 @scenario(2)
 def in_step(rank: int) -> Any:
     run, loader = Run("allreduce"), shared()
-    order = [int(sample) for batch in DataLoader(Numbers(), batch_sampler=plain_order()) for sample in batch]
+    order = [int(sample) for batch in DataLoader(Numbers(SAMPLES), batch_sampler=plain_order()) for sample in batch]
     for batch in loader:
         run.train(batch)
     run.finish()
@@ -449,16 +434,16 @@ WEIGHTED = WeightedRandomSampler([1.0] * 50, 50)
     [
         (lambda: ob.share(DataLoader(Stream())), "share its shards instead"),
         (lambda: untyped(Stream(), batch_size=2), "share its shards instead"),
-        (lambda: ob.share(DataLoader(Numbers(), sampler=WEIGHTED)), "draws by WeightedRandomSampler"),
+        (lambda: ob.share(DataLoader(Numbers(SAMPLES), sampler=WEIGHTED)), "draws by WeightedRandomSampler"),
         (
-            lambda: ob.share(DataLoader(Numbers(), sampler=RandomSampler(Numbers(), replacement=True))),
+            lambda: ob.share(DataLoader(Numbers(SAMPLES), sampler=RandomSampler(Numbers(SAMPLES), replacement=True))),
             "deals out every sample once",
         ),
         (lambda: untyped(TensorDataset(torch.ones(3))), "how many samples of this TensorDataset make a batch?"),
-        (lambda: ob.share(Numbers(), batch_size=0), "batch_size is 0"),
+        (lambda: ob.share(Numbers(SAMPLES), batch_size=0), "batch_size is 0"),
         (lambda: ob.share(Numbers(3), batch_size=4, drop_last=True), "drop_last=False"),
         (lambda: ob.share(["a"], slices=0), "slices is 0"),
-        (lambda: untyped(DataLoader(Numbers()), batch_size=3), "from the loader"),
+        (lambda: untyped(DataLoader(Numbers(SAMPLES)), batch_size=3), "from the loader"),
     ],
 )
 def test_what_cannot_be_shared_is_refused_with_the_way_out(make: Callable[[], Any], words: str) -> None:
@@ -571,6 +556,6 @@ def test_progress_is_of_the_epochs_that_were_announced() -> None:
 
 
 def test_a_loader_that_is_shared_in_every_epoch_goes_on_with_the_next() -> None:
-    plain = DataLoader(Numbers(), batch_size=BATCH, shuffle=True)
+    plain = DataLoader(Numbers(SAMPLES), batch_size=BATCH, shuffle=True)
     epochs = [[batch.tolist() for batch in ob.share(plain)] for _ in range(2)]
     assert epochs[0] != epochs[1]

@@ -15,7 +15,7 @@ from offbeat.live.host import protocol as say
 from offbeat.live.host.books import Send
 from offbeat.live.host.ledger import Expression
 from offbeat.live.host.server import Counterparts, Server
-from offbeat.rounds.leases import Dealt, Supply
+from offbeat.rounds.leases import Dealer, Dealt
 
 
 class LeaseServer(Server):
@@ -25,7 +25,7 @@ class LeaseServer(Server):
 
     def __init__(self, key: str, plan: dict[str, Any], others: Counterparts) -> None:
         super().__init__(key, plan, others)
-        self._supply = Supply(len(others.host_of))
+        self._dealer = Dealer(len(others.host_of))
         self._sends: dict[int, Send] = {}
         self._about: dict[int, str] = {}  # of each epoch, as it was said first
         self._asked: dict[int, int] = {}  # the number of the question of one that waits
@@ -42,7 +42,7 @@ class LeaseServer(Server):
     def handed_in(self, worker: int) -> None:
         """What this worker has handed over last was handed in."""
         if self.others.decides:
-            self._supply.handed_in(worker)
+            self._dealer.handed_in(worker)
         else:
             self._pass_on(worker, [])
 
@@ -60,7 +60,7 @@ class LeaseServer(Server):
             self._die(rank)
 
     def _die(self, worker: int) -> None:
-        self._supply.die(worker)
+        self._dealer.die(worker)
         self._tell_those_who_wait()
 
     # Several hosts.
@@ -76,7 +76,7 @@ class LeaseServer(Server):
             if message.worker in self._sends:
                 self._sends[message.worker](say.unwrapped(message.said))
         elif not message.said:
-            self._supply.handed_in(message.worker)
+            self._dealer.handed_in(message.worker)
         elif isinstance(said := say.unwrapped(message.said), say.Close):
             self._left.add(message.worker)
             self._die(message.worker)
@@ -99,50 +99,50 @@ class LeaseServer(Server):
     # At the first host.
 
     def _hear(self, worker: int, message: Any) -> None:
-        supply = self._supply
+        dealer = self._dealer
         match message:
             case say.BeginEpoch(number=number, epoch=epoch):
                 said = self._about.setdefault(epoch, message.about)
                 if said == message.about:
-                    self._answer(worker, number, supply.open(worker, epoch, message.batches))
+                    self._answer(worker, number, dealer.open(worker, epoch, message.batches))
                 else:
                     self._answer(worker, number, Dealt(), said)
             case say.BeginBatch(number=number, epoch=epoch):
-                self._answer(worker, number, supply.begin(worker, epoch, message.place, message.batch_us))
+                self._answer(worker, number, dealer.begin(worker, epoch, message.place, message.batch_us))
             case say.TakeBatches(number=number, epoch=epoch, waits=True):
                 self._asked[worker] = number
-                supply.wait(worker, epoch, message.batch_us)
+                dealer.wait(worker, epoch, message.batch_us)
             case say.TakeBatches(number=number, epoch=epoch):
-                self._answer(worker, number, supply.take(worker, epoch, message.batch_us, message.backlog))
+                self._answer(worker, number, dealer.take(worker, epoch, message.batch_us, message.backlog))
             case say.StopWaiting():
-                if (dealt := supply.stop_waiting(worker)) is not None:
+                if (dealt := dealer.stop_waiting(worker)) is not None:
                     self._answer(worker, self._asked[worker], dealt)
             case say.Stepped(epoch=epoch):
-                supply.step(worker, epoch, message.places, message.skipped, message.steps)
+                dealer.step(worker, epoch, message.places, message.skipped, message.steps)
                 if message.hands_over:
-                    supply.hands_over(worker)
+                    dealer.hands_over(worker)
             case say.HandedIn():
-                supply.hands_over(worker)
-                supply.handed_in(worker)
+                dealer.hands_over(worker)
+                dealer.handed_in(worker)
             case say.CloseEpoch(epoch=epoch):
-                supply.close(worker, epoch)
+                dealer.close(worker, epoch)
             case say.HowFar(number=number, epoch=epoch) if epoch >= 0:
-                self._answer(worker, number, supply.look(worker, epoch))
+                self._answer(worker, number, dealer.look(worker, epoch))
             case say.HowFar(number=number):
-                told = [(one.number, one.left, one.skipped, one.not_handed_in) for one in supply.accounts()]
-                self._send(worker, say.Accounts(self.key, number, told, supply.steps))
+                told = [(one.number, one.left, one.skipped, one.not_handed_in) for one in dealer.accounts()]
+                self._send(worker, say.Accounts(self.key, number, told, dealer.steps))
             case _:
                 raise ValueError(f"a share does not know what to do with {message}")
         self._tell_those_who_wait()
 
     def _tell_those_who_wait(self) -> None:
-        for worker, dealt in self._supply.awaited():
+        for worker, dealt in self._dealer.awaited():
             self._answer(worker, self._asked[worker], dealt)
 
     def _answer(self, worker: int, number: int, dealt: Dealt, other: str = "") -> None:
         one = dealt
         fields = (one.front, one.back, list(one.taken), one.is_over, one.used, one.has_last, one.steps)
-        self._send(worker, say.Dealt(self.key, number, *fields, other))
+        self._send(worker, say.BatchesDealt(self.key, number, *fields, other))
 
     def _send(self, worker: int, answer: Any) -> None:
         if (home := self.others.host_of[worker]) != self.others.me:

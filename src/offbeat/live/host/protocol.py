@@ -514,7 +514,7 @@ class Doing(NamedTuple):
     said: list[tuple[int, str]]
 
 
-class Dealt(NamedTuple):
+class BatchesDealt(NamedTuple):
     """The answer to a question about batches: `offbeat.rounds.leases.Dealt`. ``other``: what another worker has said
     that all must agree on, where this one said something else.
     """
@@ -918,7 +918,7 @@ KINDS: tuple[type[Any], ...] = (
     HandedIn,
     CloseEpoch,
     HowFar,
-    Dealt,
+    BatchesDealt,
     Accounts,
     OfLeases,
 )

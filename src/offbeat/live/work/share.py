@@ -75,7 +75,7 @@ class RunShares:
 
 
 @dataclass(frozen=True)
-class Open:
+class LeasesAt:
     """Where a share's leases are, and of which run; None: of none."""
 
     leases: Leases
@@ -103,7 +103,7 @@ class SharedBatches(Sampler[list[int]]):
                 + (", or drop_last=False" if drop_last and samples else "")
             )
         self.number = next(_number)
-        self._open: Open | None = None
+        self._open: LeasesAt | None = None
         self._epoch = 0  # the next one
         self._has_come_back = False
         self._left: dict[int, tuple[int, ...]] = {}  # of epochs that were taken up from a state, or from a run before
@@ -224,19 +224,19 @@ class SharedBatches(Sampler[list[int]]):
                 raise OffbeatError(
                     "a shared loader was asked for batches before the job was joined; call ob.init() first"
                 )
-            self._open = Open(AloneLeases(), None) if size == 1 else self._at_host(rank, size)
+            self._open = LeasesAt(AloneLeases(), None) if size == 1 else self._at_host(rank, size)
         return self._open.leases
 
-    def _at_host(self, rank: int, size: int) -> Open:
+    def _at_host(self, rank: int, size: int) -> LeasesAt:
         """With the first run that is attached, or else by itself."""
         name = f"share/{self.number}"
         for run, one in _runs.items():
             if one.board.line is not None and one.board.size == size:
-                return Open(LeaseClient(f"{one.board.name}/{name}", one.board, one.patience_s), run)
+                return LeasesAt(LeaseClient(f"{one.board.name}/{name}", one.board, one.patience_s), run)
         board = Board(dist.distributed_c10d._get_default_store(), f"offbeat/{name}", rank, size)
         meet = board.come_back if hosts.returns() and board.has_posted_before else board.agree
         meet({}, PATIENCE_S)
-        return Open(LeaseClient(f"{board.name}/leases", board, PATIENCE_S, needs_all=False), None)
+        return LeasesAt(LeaseClient(f"{board.name}/leases", board, PATIENCE_S, needs_all=False), None)
 
     def _close(self) -> None:
         """Ask no more where the leases are now."""

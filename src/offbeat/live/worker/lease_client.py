@@ -1,7 +1,7 @@
 """A worker's side of a share's batches (`offbeat.live.host.lease_server`): it asks, and says what it has used.
 
-It has no thread. A question is answered at once, but one that waits for what others may give back. A worker alone has
-the whole supply to itself.
+It has no thread. A question is answered at once, but one that waits for what others may give back. A worker alone has a
+dealer of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from offbeat.live.host import protocol as say
 from offbeat.live.transport import notice
 from offbeat.live.transport.errors import ConfigMismatch, OffbeatError
 from offbeat.live.worker.board import Board
-from offbeat.rounds.leases import Account, Dealt, Supply, Taker
+from offbeat.rounds.leases import Account, Dealer, Dealt, Taker
 
 LOOK_S = 0.1  # how often a waiting worker looks at the board
 
@@ -86,34 +86,34 @@ class AloneLeases(Leases):
     """A worker alone."""
 
     def __init__(self) -> None:
-        self._supply = Supply(1)
+        self._dealer = Dealer(1)
 
     def open(self, epoch: int, batches: int, about: str) -> Dealt:
-        return self._supply.open(0, epoch, batches)
+        return self._dealer.open(0, epoch, batches)
 
     def begin(self, epoch: int, place: int, batch_us: int) -> Dealt:
-        return self._supply.begin(0, epoch, place, batch_us)
+        return self._dealer.begin(0, epoch, place, batch_us)
 
     def take(self, epoch: int, batch_us: int, backlog: int) -> Dealt:
-        return self._supply.take(0, epoch, batch_us, backlog)
+        return self._dealer.take(0, epoch, batch_us, backlog)
 
     def look(self, epoch: int) -> Dealt:
-        return self._supply.look(0, epoch)
+        return self._dealer.look(0, epoch)
 
     def accounts(self) -> list[Account]:
-        return self._supply.accounts()
+        return self._dealer.accounts()
 
     def step(self, epoch: int, places: Sequence[int], skipped: Sequence[int], steps: int, hands_over: bool) -> None:
-        self._supply.step(0, epoch, places, skipped, steps)
+        self._dealer.step(0, epoch, places, skipped, steps)
         self.steps += steps
         self.count()
 
     def count(self) -> None:
-        self._supply.hands_over(0)
-        self._supply.handed_in(0)
+        self._dealer.hands_over(0)
+        self._dealer.handed_in(0)
 
     def close_epoch(self, epoch: int) -> None:
-        self._supply.close(0, epoch)
+        self._dealer.close(0, epoch)
 
 
 class LeaseClient(Leases):
