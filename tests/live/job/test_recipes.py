@@ -37,7 +37,7 @@ def scripts(page: str) -> dict[str, str]:
 PAGES = {
     "from-ddp.md": ["from_ddp"],
     "launch.md": ["where"],
-    "checkpoint.md": ["resume"],
+    "checkpoint.md": ["saves", "resume"],
     "evaluate.md": ["evaluate"],
     "slow-loaders.md": ["slow_loader"],
     "mixed-gpus.md": ["mixed_gpus"],
@@ -121,6 +121,10 @@ def test_a_recipe_runs_with_two_processes(name: str, tmp_path: Path) -> None:
     if name == "where":
         assert sorted(re.findall(r"rank \d of 2 on cpu, vectors through shm", told)) == [
             f"rank {rank} of 2 on cpu, vectors through shm" for rank in range(2)
+        ]
+    if name == "saves":
+        assert sorted(re.findall(r"rank \d began with step \d+", told)) == [
+            f"rank {rank} began with step 0" for rank in range(2)
         ]
     if name == "evaluate":
         losses = [float(loss) for loss in re.findall(r"epoch \d: held-out loss (\d+\.\d+)", told)]
