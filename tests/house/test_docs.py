@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 LIVE = ("train", "demo", "reproduce", "launch")
 JOB = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
+TITLED = r'^```python title="(\w+\.py)"\n(.*?)^```$'
 Ran = Callable[[str], Path]
 
 
@@ -118,8 +119,8 @@ def _commands() -> list[Shown]:
 
 
 OURS = [shown for shown in _commands() if shown.words[0] == "offbeat"]
-QUICK = [s for s in OURS if s.words[1] not in LIVE and "--live" not in s.words]
-STARTING = [s for s in OURS if s not in QUICK]
+STARTING = sorted({s.where for s in OURS if s.words[1] in LIVE or "--live" in s.words})  # blocks
+QUICK = [s for s in OURS if s.where not in STARTING]
 
 
 def _are_scripts(page: str) -> bool:
@@ -205,10 +206,15 @@ def _alike(there: str, here: str) -> bool:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("shown", STARTING, ids=lambda s: s.where)
-def test_a_command_that_starts_processes_runs(shown: Shown, tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", STARTING)
+def test_the_commands_of_a_block_that_starts_processes_run(where: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PYTHON["docs/first-job.md"][0].text, encoding="utf-8")
-    _run([sys.executable, "-m", *shown.words], tmp_path)
+    page = where.partition(":")[0]
+    for name, text in re.findall(TITLED, (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    for shown in OURS:
+        if shown.where == where:
+            _run([sys.executable, "-m", *shown.words], tmp_path)
 
 
 @pytest.mark.live

@@ -122,6 +122,10 @@ def test_a_recipe_runs_with_two_processes(name: str, tmp_path: Path) -> None:
         assert sorted(re.findall(r"rank \d of 2 on cpu, vectors through shm", told)) == [
             f"rank {rank} of 2 on cpu, vectors through shm" for rank in range(2)
         ]
+    if name == "saves":
+        assert sorted(re.findall(r"rank \d began with step \d+", told)) == [
+            f"rank {rank} began with step 0" for rank in range(2)
+        ]
     if name == "evaluate":
         losses = [float(loss) for loss in re.findall(r"epoch \d: held-out loss (\d+\.\d+)", told)]
         assert len(losses) == 3
