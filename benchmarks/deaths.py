@@ -1,6 +1,7 @@
 """What a death costs the others, and coming back: with ``min_workers`` they go on.
 
-    python benchmarks/deaths.py [--json FILE] [--repeats 8] [--only kills,returns,goodput,saves,chaos] [--methods eager,…]
+    python benchmarks/deaths.py [--json FILE] [--repeats 8] [--only kills,returns,goodput,saves,chaos]
+                                [--methods eager,…]
 
 - kills: 4 processes of one host, 10⁶ parameters, steps of 10 ms. One of them, another each time, is killed (SIGKILL)
   at a drawn moment; the longest step of any other, over all kills, beside the longest of runs without a kill.
@@ -8,7 +9,8 @@
   until its first step is over; and the others' longest step from its return on, beside the longest before.
 - goodput: 4 processes, of which one dies a third of the way through and another after two thirds: steps of all
   together, over the share of workers that were alive, which is what there could be.
-- saves: 2 processes, 25·10⁶ parameters, SGD with momentum: the mean step with a checkpoint every second, over that without.
+- saves: 2 processes, 25·10⁶ parameters, SGD with momentum: the mean step with a checkpoint every second, over that
+  without.
 - chaos: every method; each worker dies at drawn moments, in its first two lives: rank 0, several at once, while it
   comes back. Every run must end, with equal weights on all who are there at the end. ``--repeats``: so often.
 """
