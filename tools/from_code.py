@@ -56,9 +56,9 @@ VARIABLES = {
     "as if these read each other's memory",
     "OFFBEAT_MIN_WORKERS": "`min_workers` of `ob.attach` where the script says nothing; `offbeat launch --min-workers` "
     "sets it",
-    "OFFBEAT_RESUME": "`resume` of `ob.attach` in the first run that a script attaches; `offbeat launch --resume` sets "
-    "it",
     "OFFBEAT_RETURNS": "how often this worker was started again; `offbeat launch --restarts` sets it, leave it alone",
+    "OFFBEAT_RESUME": "the folder of checkpoints that the script's first `ob.attach` begins with; `offbeat launch "
+    "--resume` sets it",
     "RANK": "this process's number in the job, set by the launcher. Without it the job has one worker",
     "WORLD_SIZE": "how many processes the job has, set by the launcher",
     "LOCAL_RANK": "this process's number on its host, set by the launcher: the GPU of that number is its own",

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from offbeat.cli import main
-from offbeat.runs import checkpoint
-from tests.runs.test_checkpoint import packed, tensors
+from offbeat.live.host import checkpoint
+from tests.support.saved import packed, tensors
 
 Captured = pytest.CaptureFixture[str]
 

@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "live": WORLD,
     "replaying": WORLD | {"strategies", "sim"},
     "report": {"basics", "runs", "method"},
-    "integrations": {"method", "live", "strategies"},
+    "integrations": {"basics", "method", "live", "strategies"},
     "cli": WORLD | {"strategies", "sim", "live", "report", "replaying"},
     "__init__": WORLD | {"strategies", "sim", "live", "replaying"},
     "__main__": {"cli"},

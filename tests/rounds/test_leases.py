@@ -1,107 +1,145 @@
-"""Whoever takes which batch, in whatever order the words are written: every batch is used once, or left and named."""
+"""Whoever takes which batch, dies or comes again, in whatever order: every batch counts once, or is left and named."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import random
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
 from offbeat.rounds import leases
-from offbeat.rounds.leases import Epoch, Home, Op, Put, Read, Swap
-
-Ops = Generator[Op, list[str], None]
+from offbeat.rounds.leases import Dealer, Dealt, Taker
 
 
 @dataclass
-class Store:
-    """What the job's store does, one request at a time."""
+class Asked:
+    """One worker's questions about one epoch, counted."""
 
-    words: dict[str, str] = field(default_factory=dict)
+    dealer: Dealer
+    rank: int
+    epoch: int
+    batches: int
+    questions: int = 0
 
-    def answer(self, op: Op) -> list[str]:
-        match op:
-            case Put(key, text):
-                self.words[key] = text
-                return []
-            case Swap(key, old, new):
-                if self.words.get(key, "") == old:
-                    self.words[key] = new
-                return [self.words[key]]
-            case Read(keys, first):
-                return [self.words.setdefault(key, text) for key, text in zip(keys, first, strict=True)]
+    def open(self) -> Dealt:
+        self.questions += 1
+        return self.dealer.open(self.rank, self.epoch, self.batches)
+
+    def begin(self, place: int, batch_us: int) -> Dealt:
+        self.questions += 1
+        return self.dealer.begin(self.rank, self.epoch, place, batch_us)
+
+    def take(self, batch_us: int, backlog: int) -> Dealt:
+        self.questions += 1
+        return self.dealer.take(self.rank, self.epoch, batch_us, backlog)
 
 
 @dataclass
 class Worker:
-    """One that loads ``ahead`` batches before it begins one, and may leave after so many."""
+    """One that loads ``ahead`` batches before it begins one, and hands in after every ``period`` steps.
 
-    epoch: Epoch
+    It does one thing a turn. ``leaves_after``: so many batches, with one more in its hands.
+    """
+
+    dealer: Dealer
+    rank: int
+    batches: int
     batch_us: int = 1000
     ahead: int = 0
+    period: int = 1
     leaves_after: int | None = None
-    used: list[int] = field(default_factory=list)
+    epoch: int = 0
+    counted: list[int] = field(default_factory=list)
+    done: int = 0
+    is_over: bool = False
+    waits: bool = False
 
-    def work(self) -> Ops:
-        loaded: list[int] = []
+    def __post_init__(self) -> None:
+        self.asked = Asked(self.dealer, self.rank, self.epoch, self.batches)
+        self.turns = self._work()
+
+    def turn(self) -> None:
+        """Nothing happens in the turn of one that waits."""
+        if not self.is_over and not self.waits and next(self.turns, None) is None:
+            self.is_over = True
+
+    def told(self, dealt: Dealt) -> None:
+        """What it has waited for."""
+        self.waits = False
+        self.taker.give(dealt)
+
+    def _work(self) -> Iterator[str]:
+        self.taker = Taker(self.rank, self.dealer.workers, self.asked)
+        loaded, stepped, more = list[int](), list[int](), True
+        yield "open"
         while True:
-            while len(loaded) <= self.ahead:
-                batch = yield from self.epoch.fetch(self.batch_us, len(loaded))
-                if batch is None:
-                    break
-                loaded.append(batch)
-            if not loaded:
-                yield from self.epoch.tell()
-                return
-            batch = loaded.pop(0)
-            if not (yield from self.epoch.begin(batch, self.batch_us)):
-                continue
-            if len(self.used) == self.leaves_after:
-                yield from self.epoch.give_back([batch], loaded)
-                return
-            self.used.append(batch)
-            yield Read((), ())  # the step takes its time
-            self.epoch.resolve(batch)
+            while more and len(loaded) <= self.ahead:
+                batch = self.taker.fetch(self.batch_us, len(loaded))
+                more = batch is not None
+                if batch is not None:
+                    loaded.append(batch)
+            if not loaded and stepped:
+                yield from self._hand_in(stepped)
+            elif not loaded:
+                if self.taker.is_over:
+                    return
+                self.dealer.wait(self.rank, self.epoch, self.batch_us)
+                self.waits = True
+                yield "wait"
+                more = not self.taker.is_over
+            elif self.taker.begin(batch := loaded.pop(0), self.batch_us):
+                yield "begin"
+                if self.done == self.leaves_after:
+                    yield from self._hand_in(stepped)
+                    self.dealer.close(self.rank, self.epoch)
+                    return
+                self.dealer.step(self.rank, self.epoch, [batch], [], 1)
+                self.done += 1
+                stepped.append(batch)
+                yield "step"
+                if len(stepped) == self.period:
+                    yield from self._hand_in(stepped)
+
+    def _hand_in(self, stepped: list[int]) -> Iterator[str]:
+        self.dealer.hands_over(self.rank)
+        yield "hands over"
+        self.dealer.handed_in(self.rank)
+        self.counted += stepped
+        stepped.clear()
+        yield "handed in"
+
+    def die(self) -> None:
+        self.dealer.die(self.rank)
+        self.is_over, self.waits = True, False
 
 
-def run(workers: list[Worker], order: Iterator[int], look: Callable[[Store], object] = lambda store: None) -> Store:
-    """Let them take turns: ``order`` says whose request is answered next, among those who have one.
-
-    ``look`` sees the store after every one.
-    """
-    store = Store()
-    asking: dict[int, tuple[Ops, Op]] = {}
-    for number, worker in enumerate(workers):
-        ops = worker.work()
-        asking[number] = ops, next(ops)
-    while asking:
-        number = sorted(asking)[next(order) % len(asking)]
-        ops, op = asking[number]
-        try:
-            asking[number] = ops, ops.send(store.answer(op))
-        except StopIteration:
-            del asking[number]
-        look(store)
-    return store
+def tell(dealer: Dealer, workers: list[Worker]) -> None:
+    for rank, dealt in dealer.awaited():
+        next(one for one in workers if one.rank == rank and not one.is_over).told(dealt)
 
 
-def left(store: Store, size: int, batches: range) -> list[int]:
-    request = Epoch(0, size, batches).left()
-    with pytest.raises(StopIteration) as end:
-        request.send(store.answer(next(request)))
-    return list(end.value.value)
+def run(workers: list[Worker], order: Iterator[int]) -> None:
+    """Let them take turns: ``order`` says whose is next, among those who have one."""
+    dealer = workers[0].dealer
+    while able := [one for one in workers if not one.is_over and not one.waits]:
+        able[next(order) % len(able)].turn()
+        tell(dealer, workers)
+    assert not any(one.waits for one in workers)
 
 
-def orders(make: Callable[[Iterator[int]], object], most: int) -> int:
+def left(dealer: Dealer, epoch: int = 0) -> list[int]:
+    (account,) = (one for one in dealer.accounts() if one.number == epoch)
+    return [place for first, end in account.left for place in range(first, end)]
+
+
+def orders(make: object, most: int) -> int:
     """Run every order in which two take turns, depth first, until ``most`` were seen; answers how many there were."""
     prefix = list[int]()
     for seen in itertools.count(1):
         taken = list[int]()
-        make(_following(prefix, taken))
+        make(_following(prefix, taken))  # type: ignore[operator]
         while taken and taken[-1] == 1:
             taken.pop()
         if not taken or seen == most:
@@ -120,104 +158,181 @@ def _following(prefix: list[int], taken: list[int]) -> Iterator[int]:
 @pytest.mark.parametrize(("batches", "ahead", "leaves"), [(2, 0, None), (3, 1, None), (3, 0, 1), (2, 1, 0)])
 def test_two_workers_use_every_batch_once_in_every_order(batches: int, ahead: int, leaves: int | None) -> None:
     def one(order: Iterator[int]) -> None:
+        dealer = Dealer(2)
         workers = [
-            Worker(Epoch(0, 2, range(batches)), 1000, ahead),
-            Worker(Epoch(1, 2, range(batches)), 4000, ahead, leaves),
+            Worker(dealer, 0, batches, 1000, ahead),
+            Worker(dealer, 1, batches, 4000, ahead, leaves_after=leaves),
         ]
-        store = run(workers, order)
-        used = workers[0].used + workers[1].used
-        assert len(used) == len(set(used))
-        # Only what was given back after the other had gone is left, and it is named.
-        assert sorted(used + left(store, 2, range(batches))) == list(range(batches))
-        if leaves is None:
-            assert len(used) == batches
+        run(workers, order)
+        assert sorted(workers[0].counted + workers[1].counted) == list(range(batches))
 
-    assert orders(one, most=4000) > 100
+    assert orders(one, most=1000) > 50
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_any_number_of_workers_uses_every_batch_once_in_random_orders(seed: int) -> None:
+@pytest.mark.parametrize("dies_at", range(12))
+@pytest.mark.parametrize("period", [1, 2])
+def test_what_a_dead_worker_had_not_handed_in_is_used_by_the_other_in_every_order(dies_at: int, period: int) -> None:
+    """Wherever it dies: before it has asked, with batches in its hands, between handing over and having handed in."""
+
+    def one(order: Iterator[int]) -> None:
+        dealer = Dealer(2)
+        dying, other = workers = [Worker(dealer, rank, 4, period=period) for rank in range(2)]
+        turns = 0
+
+        def watched() -> Iterator[int]:
+            nonlocal turns
+            for choice in order:
+                able = [one for one in workers if not one.is_over and not one.waits]
+                if able[choice % len(able)] is dying:
+                    turns += 1
+                if turns > dies_at and not dying.is_over:
+                    dying.die()
+                    tell(dealer, workers)
+                    choice = 0
+                yield choice
+
+        run(workers, watched())
+        assert sorted(dying.counted + other.counted) == list(range(4))
+        assert left(dealer) == []
+
+    orders(one, most=100)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_any_workers_use_every_batch_once_through_deaths_and_returns_in_random_orders(seed: int) -> None:
     rng = random.Random(seed)
     size, batches = rng.randint(1, 6), rng.randint(1, 60)
-    workers = [
-        Worker(
-            Epoch(rank, size, range(batches)),
-            rng.choice([500, 1000, 4000]),
-            rng.randint(0, 5),
-            rng.choice([None, None, rng.randint(0, 8)]),
-        )
-        for rank in range(size)
-    ]
+    dealer, lives = Dealer(size), list[Worker]()
 
-    def nothing_is_nowhere(store: Store) -> None:
-        """Whoever reads the place of all, at any moment, finds every batch that was not used."""
-        used = {batch for worker in workers for batch in worker.used}
-        assert used.union(left(store, size, range(batches))) == set(range(batches))
+    def alive(rank: int, leaves: int | None) -> Worker:
+        batch_us, ahead, period = rng.choice([500, 1000, 4000]), rng.randint(0, 5), rng.choice([1, 1, 2, 5])
+        return Worker(dealer, rank, batches, batch_us, ahead, period, leaves)
 
-    store = run(workers, iter(lambda: rng.randrange(720720), -1), nothing_is_nowhere)
-    used = [batch for worker in workers for batch in worker.used]
-    assert sorted(used + left(store, size, range(batches))) == list(range(batches))
+    lives += [alive(rank, rng.choice([None, None, rng.randint(0, 8)])) for rank in range(size)]
+    deaths = rng.randint(0, 6)
+    stays = rng.randrange(size)
+    lives[stays].leaves_after = None
+    while able := [one for one in lives if not one.is_over and not one.waits]:
+        one = rng.choice(able)
+        one.turn()
+        if deaths and rng.random() < 0.05 and one.rank != stays and not one.is_over:
+            deaths -= 1
+            one.die()
+            if rng.random() < 0.7:
+                lives.append(alive(one.rank, None))
+        tell(dealer, lives)
+        counted = [batch for one in lives for batch in one.counted]
+        assert len(counted) == len(set(counted))
+        assert not set(counted) & set(left(dealer) if any(one.asked.questions for one in lives) else [])
+    assert sorted(batch for one in lives for batch in one.counted) == list(range(batches))
 
 
 @pytest.mark.parametrize("ahead", [0, 3])
 @pytest.mark.parametrize("leaves", [0, 1, 9, 104, 120])
 def test_what_a_worker_leaves_is_taken_by_those_who_are_there(ahead: int, leaves: int) -> None:
     """Also what it had taken from them, and the last one of its home."""
-    size, batches = 2, 200
-    leaving = Worker(Epoch(1, size, range(batches)), 1000, ahead, leaves)
-    staying = Worker(Epoch(0, size, range(batches)), 1000, ahead)
-    store = run([leaving, staying], itertools.repeat(0))  # one after the other
-    assert sorted(leaving.used + staying.used) == list(range(batches))
-    assert left(store, size, range(batches)) == []
+    dealer = Dealer(2)
+    leaving = Worker(dealer, 1, 200, 1000, ahead, leaves_after=leaves)
+    staying = Worker(dealer, 0, 200, 1000, ahead)
+    run([leaving, staying], itertools.repeat(0))  # one after the other
+    assert sorted(leaving.counted + staying.counted) == list(range(200))
+    assert left(dealer) == []
 
 
-def test_a_batch_that_was_begun_is_left_until_it_is_used() -> None:
-    worker = Epoch(0, 2, range(4))
-
-    def begin() -> Ops:
-        assert (yield from worker.fetch(1000, 0)) == 0
-        assert (yield from worker.begin(0, 1000))
-
-    store = Store()
-    _answered(store, begin())
-    assert left(store, 2, range(4)) == [0, 1, 2, 3]
-    worker.resolve(0)
-    _answered(store, worker.tell())
-    assert left(store, 2, range(4)) == [1, 2, 3]
+def test_the_batches_of_a_worker_that_never_comes_are_used_by_those_who_do() -> None:
+    dealer = Dealer(3)
+    run([Worker(dealer, 1, 20)], itertools.repeat(0))
+    assert left(dealer) == []
 
 
-def _answered(store: Store, ops: Ops) -> None:
-    answer: Any = None
-    with contextlib.suppress(StopIteration):
-        while True:
-            answer = store.answer(ops.send(answer))
+def test_a_batch_that_was_begun_is_left_until_a_step_is_taken_with_it() -> None:
+    dealer = Dealer(2)
+    taker = Taker(0, 2, Asked(dealer, 0, 0, 4))
+    place = taker.fetch(1000, 0)
+    assert place == 0
+    assert taker.begin(place, 1000)
+    assert left(dealer) == [0, 1, 2, 3]
+    dealer.step(0, 0, [0], [], 1)
+    assert left(dealer) == [1, 2, 3]
+
+
+def test_what_was_stepped_with_and_not_handed_in_dies_with_its_worker_and_what_was_handed_in_stays() -> None:
+    dealer = Dealer(2)
+    taker = Taker(0, 2, Asked(dealer, 0, 0, 8))
+    for _ in range(3):
+        place = taker.fetch(1000, 0)
+        assert place is not None
+        assert taker.begin(place, 1000)
+        dealer.step(0, 0, [place], [], 1)
+        if place == 2:
+            dealer.hands_over(0)
+            dealer.handed_in(0)
+    dealer.hands_over(0)  # and dies before it has
+    dealer.die(0)
+    assert left(dealer) == [1, 3, 4, 5, 6, 7]
+
+
+def test_a_batch_that_was_passed_over_is_told_of_and_not_given_to_others() -> None:
+    dealer = Dealer(1)
+    taker = Taker(0, 1, Asked(dealer, 0, 0, 3))
+    for _ in range(3):
+        assert taker.begin(taker.fetch(1000, 0) or 0, 1000)
+    dealer.step(0, 0, [0], [1], 1)
+    dealer.step(0, 0, [2], [], 1)
+    dealer.die(0)
+    (account,) = dealer.accounts()
+    assert (account.left, account.skipped) == ([(0, 1), (2, 3)], [(1, 2)])
+
+
+def test_a_worker_that_comes_again_has_no_home_in_that_epoch_and_one_in_the_next() -> None:
+    dealer = Dealer(2)
+    dealer.open(0, 0, 40)
+    dealer.open(1, 0, 40)
+    dealer.die(1)
+    again = dealer.open(1, 0, 40)
+    assert again.front == again.back
+    assert dealer.take(1, 0, 1000, 0).taken
+    assert dealer.open(1, 1, 40).back == 20
+
+
+def test_those_who_wait_hold_up_nobody_with_what_they_have_in_hand() -> None:
+    """As trainers that look a batch ahead have, all at once."""
+    dealer = Dealer(2)
+    for rank in range(2):
+        taker = Taker(rank, 2, Asked(dealer, rank, 0, 2))
+        assert taker.begin(taker.fetch(1000, 0) or 0, 1000)
+    dealer.wait(0, 0, 1000)
+    assert dealer.awaited() == []
+    dealer.wait(1, 0, 1000)
+    assert [(rank, dealt.is_over) for rank, dealt in dealer.awaited()] == [(0, True), (1, True)]
 
 
 def in_turns(workers: list[Worker], turns: Iterator[int]) -> None:
     """``turns``: who uses a batch next, or looks for one and goes."""
-    store, asking = Store(), {number: worker.work() for number, worker in enumerate(workers)}
-    answers: dict[int, Any] = dict.fromkeys(asking)
-    while asking:
-        if (number := next(turns)) in asking:
-            done = len(workers[number].used)
-            try:
-                while len(workers[number].used) == done:
-                    answers[number] = store.answer(asking[number].send(answers[number]))
-            except StopIteration:
-                del asking[number]
+    while any(not one.is_over for one in workers):
+        worker = workers[next(turns)]
+        done = worker.done
+        while not worker.is_over and not worker.waits and worker.done == done:
+            worker.turn()
+            tell(worker.dealer, workers)
+
+
+def of_a_dealer(size: int, batches: int, us: list[int] | None = None, ahead: int = 0) -> list[Worker]:
+    dealer = Dealer(size)
+    return [Worker(dealer, rank, batches, us[rank] if us else 1000, ahead) for rank in range(size)]
 
 
 def test_a_worker_that_is_a_batch_ahead_takes_nothing_from_its_equals() -> None:
-    workers = [Worker(Epoch(rank, 2, range(20))) for rank in range(2)]
+    workers = of_a_dealer(2, 20)
     in_turns(workers, itertools.chain([0], itertools.cycle([0, 1])))
-    assert [worker.used for worker in workers] == [list(range(rank, 20, 2)) for rank in range(2)]
+    assert [worker.counted for worker in workers] == [list(range(rank, 20, 2)) for rank in range(2)]
 
 
 def test_equal_workers_take_what_fixed_shares_would_give_them() -> None:
     """In turns of a whole batch each, nobody takes from anybody, and the order is that of the shares."""
-    workers = [Worker(Epoch(rank, 3, range(31))) for rank in range(3)]
+    workers = of_a_dealer(3, 31)
     in_turns(workers, itertools.cycle(range(3)))
-    assert [worker.used for worker in workers] == [list(range(rank, 31, 3)) for rank in range(3)]
+    assert [worker.counted for worker in workers] == [list(range(rank, 31, 3)) for rank in range(3)]
 
 
 @pytest.mark.parametrize("slow", [2, 4, 10])
@@ -225,30 +340,24 @@ def test_equal_workers_take_what_fixed_shares_would_give_them() -> None:
 def test_unequal_workers_are_done_at_about_the_same_time(slow: int, ahead: int) -> None:
     """In virtual time: the job ends when one worker of their summed speed would, within two batches of the slow one."""
     us, batches = [1000, 1000, 1000 * slow], 1000
-    workers = [Worker(Epoch(rank, 3, range(batches)), us[rank], ahead) for rank in range(3)]
+    workers = of_a_dealer(3, batches, us, ahead)
     busy = [0, 0, 0]
 
     def turns() -> Iterator[int]:
         while True:
             number = min(range(3), key=lambda one: busy[one])
-            done = len(workers[number].used)
+            done = workers[number].done
             yield number
-            busy[number] += us[number] if len(workers[number].used) > done else 10**12  # it has gone
+            busy[number] += us[number] if workers[number].done > done else 10**12  # it has gone
 
     in_turns(workers, turns())
     ideal = batches / sum(1 / one for one in us)
-    assert sum(len(worker.used) for worker in workers) == batches
+    assert sum(len(worker.counted) for worker in workers) == batches
     assert max(time % 10**12 for time in busy) <= ideal + 2 * us[2] + ahead * us[0]
 
 
-def test_a_worker_begins_many_batches_with_one_request_far_from_the_end() -> None:
-    worker, requests = Worker(Epoch(0, 2, range(2000))), 0
-    store, ops, answer = Store(), worker.work(), None
-    while len(worker.used) < 700:
-        op = ops.send(answer)  # type: ignore[arg-type]
-        answer, requests = store.answer(op), requests + (op != Read((), ()))
-    assert requests < 700 / leases.BLOCK + 10
-
-
-def test_a_home_is_written_and_read_back() -> None:
-    assert Home.parse(str(Home(1, 2, 3, 4))) == Home(1, 2, 3, 4)
+def test_a_worker_begins_many_batches_with_one_question_far_from_the_end() -> None:
+    worker, _ = of_a_dealer(2, 2000)
+    while worker.done < 700:
+        worker.turn()
+    assert worker.asked.questions < 700 / leases.BLOCK + 10

@@ -658,6 +658,9 @@ class Board:
     def check(self, during: str = "") -> None:
         """Nobody has failed."""
 
+    def handing_over(self, with_gradient: bool = False) -> None:
+        """No batches are shared."""
+
     def waits_for(self, what: str) -> Any:
         return nullcontext()
 

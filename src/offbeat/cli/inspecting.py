@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from offbeat.basics.units import format_bytes
-from offbeat.runs import checkpoint
+from offbeat.live.host import checkpoint
 
 WIDE = 160  # columns, where nobody watches
 

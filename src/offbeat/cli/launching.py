@@ -9,8 +9,8 @@ import typer
 
 from offbeat.basics.units import parse_seconds
 from offbeat.cli.options import check_count
+from offbeat.live.host import checkpoint
 from offbeat.live.job.scripts import run_script
-from offbeat.runs import checkpoint
 
 
 def launch(

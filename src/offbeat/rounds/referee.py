@@ -149,8 +149,7 @@ class Referee:
         as one that stands, it is waited for by nobody.
         """
         self._dead.discard(rank)
-        self._finished.discard(rank)
-        self._standing.add(rank)
+        self._finished.discard(rank)  # it stands, as whoever has finished does
         self._computing[rank], self._deposit[rank] = None, self._deposit[twin_of]
         if self._pool is not None:
             self._had_part[rank] = self._had_part[twin_of]

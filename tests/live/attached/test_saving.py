@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 import offbeat as ob
-from offbeat.runs import checkpoint
-from tests.runs.test_checkpoint import packed
+from offbeat.live.host import checkpoint
 from tests.support import forge
 from tests.support.forge import Job, attempt
 from tests.support.methods import EVERY_KIND
 from tests.support.nets import backward, flat, net, sgd
+from tests.support.saved import packed
 from tests.support.two_lives import die
 
 pytestmark = pytest.mark.live
@@ -78,7 +78,7 @@ def test_every_method_writes_them_while_it_trains_and_ends_as_ever(written: dict
     model = net()
     model.load_state_dict(found.model())
     inner = sgd(model)
-    inner.load_state_dict(found.state()["optimizer"])
+    inner.load_state_dict(torch.load(found.place / checkpoint.STATE, weights_only=True)["optimizer"])
     assert flat(model).isfinite().all()
     assert flat(inner.state[p]["momentum_buffer"] for p in model.parameters()).abs().sum() > 0
 
@@ -97,7 +97,7 @@ def ticks(rank: int, folder: str, dies: int) -> int:
     never = ob.local_sgd(period=10**6)
     optimizer = ob.attach(inner, model, never, checkpoint=folder, every_s=OFTEN_S, min_workers=1)
     if rank == dies:
-        checkpoint.Layout.lay = lambda *_: die()  # type: ignore[method-assign]
+        checkpoint.ModelFile.lay = lambda *_: die()  # type: ignore[method-assign]
     for _ in until_there_is_one(folder):
         optimizer.zero_grad()
         (-model.w[rank]).backward()

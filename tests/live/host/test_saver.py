@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from offbeat.live.host import checkpoint, saver_server
 from offbeat.live.host import protocol as say
-from offbeat.live.host import saver_server
 from offbeat.live.host.saver_server import LATE_S, SaverServer
 from offbeat.live.host.server import Counterparts
 from offbeat.live.memory.arena import round_up
-from offbeat.runs import checkpoint
-from tests.runs.test_checkpoint import packed
+from tests.support.saved import packed
 
 KEY, EVERY_S, WORKERS = "run/saver", 100.0, 3
 STATE = b"what the optimizer remembers"

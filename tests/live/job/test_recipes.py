@@ -102,7 +102,7 @@ def run_here(rank: int, script: str, *arguments: str) -> str:
     return told.getvalue()
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if name not in ("spot", "resume")])
+@pytest.mark.parametrize("name", [name for name in RECIPES if name not in ("spot", "resume", "saves")])
 def test_a_recipe_runs_with_two_processes(name: str, tmp_path: Path) -> None:
     script = tmp_path / f"{name}.py"
     script.write_text(RECIPES[name], encoding="utf-8")
@@ -206,6 +206,26 @@ def test_a_job_goes_on_from_its_checkpoint_with_more_workers(tmp_path: Path) -> 
     saved = torch.load(tmp_path / "job.pt", weights_only=True)
     assert saved["share"]["epoch"] == 4
     assert (saved["model"]["weight"] - 1).abs().mean() < 0.9  # the sum of its inputs is what is to be learned
+
+
+def test_a_job_writes_its_checkpoints_and_goes_on_from_the_last_with_fewer_workers(tmp_path: Path) -> None:
+    script = tmp_path / "saves.py"
+    script.write_text(RECIPES["saves"], encoding="utf-8")
+    begun = []
+    for size in (3, 2):
+        (outcomes,) = forge.run([Job(taken_up, size, (str(script),))])
+        told = "".join(forge.values(outcomes))
+        found = re.findall(r"rank (\d) began with step (\d+)", told)
+        assert sorted(int(rank) for rank, _ in found) == list(range(size))
+        begun.append({int(step) for _, step in found})
+    assert begun[0] == {0}
+    assert len(begun[1]) == 1
+    assert 0 < min(begun[1]) <= 1000
+
+
+def taken_up(rank: int, script: str) -> str:
+    os.environ["OFFBEAT_RESUME"] = str(Path(script).parent / "checkpoints")
+    return run_here(rank, script)
 
 
 def test_the_gpt_learns_beside_a_late_worker() -> None:

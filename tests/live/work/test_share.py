@@ -15,30 +15,19 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset, WeightedRandomSampler
 
 import offbeat as ob
 from tests.support import forge
 from tests.support.forge import Job, attempt, hear, say
 from tests.support.nets import PATIENCE_S
-from tests.support.scenarios import Told, scenario
+from tests.support.samples import Numbers, together
+from tests.support.samples import once as samples_once
+from tests.support.scenarios import Told, over, scenario
 
 pytestmark = pytest.mark.live
 
 SAMPLES, BATCH = 50, 4
-
-
-class Numbers(Dataset[int]):
-    """Every sample is its own number."""
-
-    def __init__(self, samples: int = SAMPLES) -> None:
-        self._samples = samples
-
-    def __len__(self) -> int:
-        return self._samples
-
-    def __getitem__(self, index: int) -> int:
-        return index
 
 
 class Run:
@@ -76,12 +65,8 @@ def shared(samples: int = SAMPLES, **settings: Any) -> DataLoader[Any]:
     return ob.share(DataLoader(Numbers(samples), batch_size=BATCH, shuffle=True, **settings))
 
 
-def together(told: list[list[int]]) -> Counter[int]:
-    return Counter(itertools.chain.from_iterable(told))
-
-
 def once(epochs: int = 1, samples: int = SAMPLES) -> Counter[int]:
-    return Counter(dict.fromkeys(range(samples), epochs))
+    return samples_once(samples, epochs)
 
 
 # Every method, any number of workers.
@@ -144,6 +129,22 @@ def test_workers_with_unequally_many_batches_meet_in_an_average(told: Told, name
     assert out[0][1] == out[1][1] == out[2][1]
 
 
+def on_two_hosts(rank: int) -> Any:
+    return over(rank, "hosts", _two_methods)
+
+
+def _two_methods(rank: int) -> Any:
+    return [_epochs(name) for name in ("allreduce", "eager:late=1,sync_every=none")]
+
+
+def test_workers_on_several_hosts_share_one_supply() -> None:
+    (outcomes,) = forge.run([Job(on_two_hosts, 4)])
+    for out in zip(*forge.values(outcomes), strict=True):
+        assert together([used for used, _ in out]) == once(2)
+        for _, said in out:
+            assert said == ["50 of 50 samples were used once, in each of 2 epochs."]
+
+
 # Who takes what.
 
 
@@ -176,7 +177,7 @@ def test_a_free_worker_takes_what_one_that_is_held_back_does_not(told: Told, loa
 @scenario(2)
 def in_step(rank: int) -> Any:
     run, loader = Run("allreduce"), shared()
-    order = [int(sample) for batch in DataLoader(Numbers(), batch_sampler=plain_order()) for sample in batch]
+    order = [int(sample) for batch in DataLoader(Numbers(SAMPLES), batch_sampler=plain_order()) for sample in batch]
     for batch in loader:
         run.train(batch)
     run.finish()
@@ -240,7 +241,18 @@ def test_what_nobody_uses_is_named(told: Told) -> None:
     used = together([used for used, _ in out])
     assert set(used.values()) == {1}
     for _, said in out:
-        assert said == [f"Epoch 0: {used.total()} of 50 samples were used."]
+        assert said == [f"Epoch 0: {used.total()} of 50 samples were used, and not {unused(used)}."]
+
+
+def unused(used: Counter[int]) -> str:
+    """As a sentence has them, if there are few enough; the others are named by the first ones."""
+    ranges = list[tuple[int, int]]()
+    for one in sorted(set(range(SAMPLES)) - set(used)):
+        ranges = [*ranges[:-1], (ranges[-1][0], one)] if ranges and ranges[-1][1] == one - 1 else [*ranges, (one, one)]
+    words = [str(first) if first == last else f"{first}–{last}" for first, last in ranges[:8]]
+    if more := sum(last - first + 1 for first, last in ranges[8:]):
+        words.append(f"{more} more")
+    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
 
 
 @scenario(2)
@@ -266,7 +278,7 @@ def test_batches_that_were_passed_over_are_named(told: Told) -> None:
     used = together([used for used, _ in out])
     assert set(used.values()) == {1}
     for _, said in out:
-        assert said[0] == f"Epoch 0: {used.total()} of 50 samples were used."
+        assert said[0] == f"Epoch 0: {used.total()} of 50 samples were used, and not {unused(used)}."
         assert said[1] == "This worker fetched 8 samples without taking a step with them."
 
 
@@ -289,7 +301,7 @@ def test_steps_of_several_batches_use_all_of_them(told: Told) -> None:
     left = 48 - used.total()  # a worker with an odd number of batches has one without a step
     for _, said in out:
         whole = ["48 of 48 samples were used once."]
-        assert said == (whole if not left else [f"Epoch 0: {48 - left} of 48 samples were used."])
+        assert said == whole if not left else said[0].startswith(f"Epoch 0: {48 - left} of 48 samples were used, and")
 
 
 class LooksAhead:
@@ -422,16 +434,16 @@ WEIGHTED = WeightedRandomSampler([1.0] * 50, 50)
     [
         (lambda: ob.share(DataLoader(Stream())), "share its shards instead"),
         (lambda: untyped(Stream(), batch_size=2), "share its shards instead"),
-        (lambda: ob.share(DataLoader(Numbers(), sampler=WEIGHTED)), "draws by WeightedRandomSampler"),
+        (lambda: ob.share(DataLoader(Numbers(SAMPLES), sampler=WEIGHTED)), "draws by WeightedRandomSampler"),
         (
-            lambda: ob.share(DataLoader(Numbers(), sampler=RandomSampler(Numbers(), replacement=True))),
+            lambda: ob.share(DataLoader(Numbers(SAMPLES), sampler=RandomSampler(Numbers(SAMPLES), replacement=True))),
             "deals out every sample once",
         ),
         (lambda: untyped(TensorDataset(torch.ones(3))), "how many samples of this TensorDataset make a batch?"),
-        (lambda: ob.share(Numbers(), batch_size=0), "batch_size is 0"),
+        (lambda: ob.share(Numbers(SAMPLES), batch_size=0), "batch_size is 0"),
         (lambda: ob.share(Numbers(3), batch_size=4, drop_last=True), "drop_last=False"),
         (lambda: ob.share(["a"], slices=0), "slices is 0"),
-        (lambda: untyped(DataLoader(Numbers()), batch_size=3), "from the loader"),
+        (lambda: untyped(DataLoader(Numbers(SAMPLES)), batch_size=3), "from the loader"),
     ],
 )
 def test_what_cannot_be_shared_is_refused_with_the_way_out(make: Callable[[], Any], words: str) -> None:
@@ -544,6 +556,6 @@ def test_progress_is_of_the_epochs_that_were_announced() -> None:
 
 
 def test_a_loader_that_is_shared_in_every_epoch_goes_on_with_the_next() -> None:
-    plain = DataLoader(Numbers(), batch_size=BATCH, shuffle=True)
+    plain = DataLoader(Numbers(SAMPLES), batch_size=BATCH, shuffle=True)
     epochs = [[batch.tolist() for batch in ob.share(plain)] for _ in range(2)]
     assert epochs[0] != epochs[1]

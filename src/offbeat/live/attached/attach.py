@@ -22,7 +22,6 @@ from offbeat.live.attached.arguments import Arguments, OnError
 from offbeat.live.attached.finite import Nonfinite
 from offbeat.live.attached.optimizer import Attached
 from offbeat.live.attached.recorder import NoRecorder, Recorder
-from offbeat.live.attached.saving import folder_of
 from offbeat.live.attached.stats import Log
 from offbeat.live.attached.training import Training
 from offbeat.live.transport import ending, hosts, no_group, notice, processes
@@ -240,7 +239,7 @@ def attach(
     board = Board(store, name, dist.get_rank(), dist.get_world_size(), min_workers=least)
     recorder = NoRecorder() if record is None else record if isinstance(record, Recorder) else Recorder(record)
     saves = None if checkpoint is None else Path(checkpoint).resolve()
-    begins = folder_of(resume, is_first=number == 0)
+    begins = hosts.resumes() if resume is None and number == 0 else resume
     given = Arguments(
         max_norm,
         accumulate,

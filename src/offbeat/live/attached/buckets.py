@@ -94,8 +94,10 @@ class Buckets:
         while self._started < len(self._buckets) - 1 and self._missing[self._started] == 0:
             self._launch(start)
 
-    def finish(self, start: Start, t: int, active: bool) -> list[Work]:
-        """Backward is over: start what is left. Gradients that did not come count as zeros."""
+    def finish(self, start: Start, t: int, active: bool, last: Callable[[], None] = lambda: None) -> list[Work]:
+        """Backward is over: start what is left. Gradients that did not come count as zeros. ``last`` is called before
+        the last bucket.
+        """
         for slot, view in enumerate(self.g.views):
             if slot in self._ready:
                 continue
@@ -109,6 +111,8 @@ class Buckets:
             tail[2:][list(self._ready)] = 1.0
         self._storage[0][: self._tail_length].copy_(tail)
         while self._started < len(self._buckets):
+            if self._started == len(self._buckets) - 1:
+                last()
             self._launch(start)
         return [work for work, *_ in self._under_way if work is not None]
 

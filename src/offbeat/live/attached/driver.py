@@ -183,6 +183,8 @@ class Driver:
 
     def post(self, effect: Mix, later: bool = False) -> Sent:
         """Start an exchange: the n-th of this worker meets everybody's n-th. ``later``: it is waited for later."""
+        if not self._known:
+            self._transport.handing_over(with_gradient=isinstance(self.asks, Batch) and not self.idle)
         sent = self._begun_before() if self._known else self._transport.mix(effect, self._seq, self.me.seed, later)
         self.next_seq()
         return sent

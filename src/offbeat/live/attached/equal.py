@@ -31,6 +31,7 @@ def equalise(flat: Flat, transport: Transport, island: Island | None = None) -> 
     """
     if island is not None:
         _equal_inside(flat, island)
+    transport.handing_over()
     parts = (*flat.parts, *flat.buffers.parts)
     digest = hashlib.sha256()
     for tensor in parts:

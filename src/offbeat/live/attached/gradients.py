@@ -231,7 +231,7 @@ class Gradients:
     def _exchange(self, active: bool) -> int:
         """Sum what backward left, and divide. What was averaged before stays so: the mean of equal numbers."""
         t = self.me.t
-        works = self._buckets.finish(self._start, t, active)
+        works = self._buckets.finish(self._start, t, active, lambda: self._hands_over(active))
         self._transport.waiter.wait(works, f"the gradients of step {t}")
         count, step = self._buckets.settle(t, active)
         self._driver.next_seq()
@@ -247,6 +247,7 @@ class Gradients:
         own = OwnGradient(self._flat) if active else None
         present = torch.tensor([active and p.grad is not None for p in self._flat.params], dtype=torch.uint8)
         key = (self.me.seed, self._driver.seq)
+        self._hands_over(active)
         mean, counts = self._transport.coded.gradients(
             own, present, self._flat.x, asks.codec, self._block(asks), key, asks.gathers
         )
@@ -256,6 +257,10 @@ class Gradients:
         self._memory.copy_(mean)
         self._memory.present(counts.tolist())
         return self._memory
+
+    def _hands_over(self, active: bool) -> None:
+        if active:
+            self._transport.handing_over(with_gradient=True)
 
     def _warn_accumulate(self) -> None:
         if not self._warned:

@@ -126,8 +126,9 @@ class Attached(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        share.stepping(self._run.name)
         self._run.stepping.end()
-        share.stepped(self._run.name, are_heard=not self._run.is_sharded)
+        share.stepped(self._run.name)
         # A scheduler that was made on the inner one asks it whether it has stepped: with late=1 it has not yet.
         self.inner._opt_called = True  # type: ignore[attr-defined]
         self._run.took_step()

@@ -14,6 +14,7 @@ from offbeat.live.attached.stepping import Stepping
 from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.carriers.island import Island
 from offbeat.live.partial.endpoints import Endpoints
+from offbeat.live.transport import elsewhere
 from offbeat.live.work import share
 from offbeat.live.worker.board import Board
 from offbeat.method.effects import Next, Turn
@@ -94,6 +95,31 @@ class Others:
         return int(agreed.item())
 
     # Without data.
+
+    def until(self, ready: Callable[[], bool]) -> None:
+        """Until ``ready``, while this worker's loop has no batch and may be given one; or until somebody asks for an
+        average, which its loop may have come to.
+
+        Rounds do not wait for it: it is in a meeting of its own, which nobody else ever enters.
+        """
+        what, name = "batches that others may give back", f"no batch/{self._board.name}/{self.me.rank}"
+        with torch.no_grad():
+            self._driver.start()
+            if self._stepping.has_begun or self._driver.steps_alone:
+                return
+            self._board.waits_for_data(True)
+            elsewhere.count(name, self._board.members)
+            with elsewhere.waiting(name, what):
+                while not (ready() or self.asked()):
+                    if self._takes_their_steps():
+                        self._idle()
+                    else:
+                        over = lambda: ready() or self.asked() or self._takes_their_steps()  # noqa: E731
+                        self._transport.waiter.until(over, what, bears=True)
+            self._board.waits_for_data(False)
+
+    def _takes_their_steps(self) -> bool:
+        return self._meets_in_steps and isinstance(self._driver.asks, Next) and self._is_behind()
 
     def until_all_are_done(self) -> None:
         """No data left: answer the others until the strategy has ended."""

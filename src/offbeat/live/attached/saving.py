@@ -7,7 +7,6 @@ and the step: so it may have another number of workers, or another method. What 
 from __future__ import annotations
 
 import io
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,16 +18,15 @@ from torch import Tensor, nn
 from offbeat.basics.version import __version__
 from offbeat.basics.warn import warn
 from offbeat.live.attached.flat import Flat
+from offbeat.live.host import checkpoint
+from offbeat.live.host.checkpoint import ModelFile, Saved
 from offbeat.live.memory.arena import round_up
-from offbeat.live.transport import hosts
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.worker.board import Board
 from offbeat.live.worker.line import Line
 from offbeat.live.worker.news import HostSaver
 from offbeat.method.replica import Replica
 from offbeat.method.strategy import Strategy
-from offbeat.runs import checkpoint
-from offbeat.runs.checkpoint import Layout, Saved
 
 EACH_BYTES = 1 << 12  # beside a tensor's numbers, at most
 ALL_BYTES = 1 << 20  # beside all tensors
@@ -87,7 +85,7 @@ class Saving:
         self._folder, self._every_s = folder, every_s
         self._flat, self._model, self._inner, self._me, self._strategy = flat, model, inner, me, strategy
         self._due_s = time.monotonic() + every_s
-        self._layout: Layout | None = None
+        self._layout: ModelFile | None = None
         self._saver: HostSaver | None = None
         beside = [rank for rank in range(board.size) if not board.homes or board.homes[rank] == board.homes[0]]
         if board.line is not None and board.rank in beside:
@@ -117,7 +115,7 @@ class Saving:
 
     def _lay_down(self, saver: HostSaver) -> None:
         named, state = self._named(), self._state()
-        layout = self._layout = self._layout or Layout(named)
+        layout = self._layout = self._layout or ModelFile(named)
         place = saver.place(layout.nbytes, room_for(state))
         if place is None:
             return
@@ -134,7 +132,7 @@ class Saving:
 
     def _write_alone(self) -> None:
         named, state = self._named(), io.BytesIO()
-        layout = Layout(named)
+        layout = ModelFile(named)
         model = memoryview(bytearray(layout.nbytes))
         layout.lay(named, model)
         torch.save(self._state(), state)
@@ -195,7 +193,7 @@ class Resumed:
         """What the optimiser remembered, and the step."""
         if self.saved is None:
             return
-        state = self.saved.state()
+        state = torch.load(self.saved.place / checkpoint.STATE, map_location="cpu", weights_only=True)
         try:
             inner.load_state_dict(state["optimizer"])
         except (ValueError, KeyError) as error:
@@ -204,8 +202,3 @@ class Resumed:
                 "the optimizer that was saved, or load the model alone: it is model.safetensors"
             ) from error
         me.t = int(state["step"])
-
-
-def folder_of(wanted: str | Path | None, is_first: bool) -> str | Path | None:
-    """Where to take the run up from: as the script says, or whoever has started it."""
-    return wanted if wanted is not None else os.environ.get(hosts.RESUME) or None if is_first else None

@@ -147,7 +147,8 @@ class Training:
         self._handled = id(sys.exc_info()[1])  # the script may have been started from an except clause
         self._inner_steps = refusals.OnlyAttachedSteps(inner)
         elsewhere.attached(board.name, self.stats.ledger, flat.tensors)
-        share.attached(self.name, self._steps_together)
+        waits = self._others.until if board.min_workers else None
+        share.attached(self.name, board, given.patience_s, self._steps_together, waits, not self.is_sharded)
         atexit.register(self._at_exit)
         if board.min_workers:
             notice.heed(board.name, board.rank, lambda: self._leave(notice.LEFT_AFTER))
@@ -183,6 +184,7 @@ class Training:
 
     def _update(self, g: Vec) -> None:
         """The inner optimiser's step."""
+        share.applied(self.name)
         gradients = self.stepping.gradients
         if self._max_norm is None and only_reads_gradients(self._inner):
             gradients.shown(g, lambda: self._inner_steps.step(self._inner))

@@ -100,6 +100,10 @@ class Transport:
             return ()
         return gpus.of_slots(self._equipment)
 
+    def handing_over(self, with_gradient: bool = False) -> None:
+        """The next exchange has this worker's work in it."""
+        self._board.handing_over(with_gradient)
+
     # A mix.
 
     def mix(self, effect: Mix, seq: int, seed: int, later: bool = False) -> Sent:

@@ -37,6 +37,7 @@ from offbeat.live.host.books import Books
 from offbeat.live.host.channel_server import ChannelServer
 from offbeat.live.host.exchange_server import ExchangeServer
 from offbeat.live.host.facts_server import BellServer, FactsServer, Membership
+from offbeat.live.host.lease_server import LeaseServer
 from offbeat.live.host.ledger import Expression
 from offbeat.live.host.links import Links
 from offbeat.live.host.onlookers import HANDS_IN, Onlookers
@@ -49,6 +50,7 @@ from offbeat.live.memory.device import let_read
 from offbeat.live.memory.pages import read_page
 from offbeat.rounds.held import Elsewhere
 
+COUNTS = (*HANDS_IN, say.MeetPeer)  # with these steps are handed in
 MOST_STRANGERS = 128  # that have not said who they are; the oldest must go
 DYING_S = 0.5  # after its line has closed, for a process to end
 MOST_ONLOOKERS = 8  # whose answers wait to be read; the oldest must go
@@ -102,6 +104,7 @@ class Connection:
         self.unheard = Unheard(self._word)
         self.is_known = self.has_looked = False
         self.handed_in: dict[str, int] = {}  # how many vectors, for whoever looks
+        self.hands_over: set[LeaseServer] = set()  # who is to hear of the next
         self.since_unix_s, self.heard_s = 0.0, 0.0
 
     def _word(self, key: str) -> int:
@@ -436,12 +439,25 @@ class Host:
             if message.key in connection.workers:
                 self._leave(connection, message.key)
         elif message.key in connection.workers:
+            server = self._servers[message.key]
             if isinstance(message, HANDS_IN):
                 connection.handed_in[message.key] = connection.handed_in.get(message.key, 0) + 1
             try:
-                self._servers[message.key].hear(connection.workers[message.key], message)
+                server.hear(connection.workers[message.key], message)
             except Exception as error:  # whatever one worker says, the others are not to lose their host process
                 connection.send(say.Refused(message.key, f"{type(error).__name__}: {error}"))
+            else:
+                if isinstance(message, say.Stepped) and message.hands_over and isinstance(server, LeaseServer):
+                    connection.hands_over.add(server)
+                elif isinstance(message, COUNTS):
+                    self._counts(connection)
+
+    def _counts(self, connection: Connection) -> None:
+        """Something was handed in, and with it the steps that its worker has spoken of before."""
+        leases, connection.hands_over = connection.hands_over, set()
+        for one in leases:
+            if one.key in connection.workers:
+                one.handed_in(connection.workers[one.key])
 
     def _open(self, connection: Connection, message: say.OpenChannel) -> None:
         try:
@@ -472,6 +488,8 @@ class Host:
             return BellServer(key, plan, others, self._arena)
         if plan["what"] == "saver":
             return SaverServer(key, plan, others, self._arena)
+        if plan["what"] == "leases":
+            return LeaseServer(key, plan, others)
         kinds = [(getattr(torch, name), int(n)) for name, n in plan["kinds"]]
         memory: SlotMemory
         if plan["gpus"]:

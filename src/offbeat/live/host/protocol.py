@@ -331,6 +331,82 @@ class Ring(NamedTuple):
     workers: int
 
 
+class BeginEpoch(NamedTuple):
+    """The worker comes to an epoch of so many batches. What all must agree on is in ``about``. Questions are numbered,
+    and so are their answers.
+    """
+
+    key: str
+    number: int
+    epoch: int
+    batches: int
+    about: str
+
+
+class BeginBatch(NamedTuple):
+    """Of its home, the worker begins this place, and some behind it. ``batch_us``: how long one takes it."""
+
+    key: str
+    number: int
+    epoch: int
+    place: int
+    batch_us: int
+
+
+class TakeBatches(NamedTuple):
+    """What others have, or have given back: the worker has no more, but ``backlog`` that are loaded. ``waits``: it is
+    answered when there is something, or when there will be nothing.
+    """
+
+    key: str
+    number: int
+    epoch: int
+    batch_us: int
+    backlog: int
+    waits: bool
+
+
+class StopWaiting(NamedTuple):
+    """Whatever there is by now: the worker has something else to do."""
+
+    key: str
+
+
+class Stepped(NamedTuple):
+    """So many steps more, with the batches at these places of an epoch; with those that are ``skipped`` none is taken.
+
+    ``hands_over``: all steps that the worker has told of are in what it hands in next, and count when that is heard.
+    """
+
+    key: str
+    epoch: int
+    places: list[int]
+    skipped: list[int]
+    steps: int
+    hands_over: bool
+
+
+class HandedIn(NamedTuple):
+    """All steps that the worker has told of count, though it hands in nothing."""
+
+    key: str
+
+
+class CloseEpoch(NamedTuple):
+    """The worker asks for no more of this epoch, and uses none of what it holds; −1: of any."""
+
+    key: str
+    epoch: int
+
+
+class HowFar(NamedTuple):
+    """How many batches of this epoch are used, and how many steps were taken? Of −1: what has become of all epochs?"""
+
+    key: str
+    number: int
+    epoch: int
+
+
 class Close(NamedTuple):
     """The worker leaves a channel, or shared weights."""
 
@@ -469,6 +545,32 @@ class Doing(NamedTuple):
     said: list[tuple[int, str]]
 
 
+class BatchesDealt(NamedTuple):
+    """The answer to a question about batches: `offbeat.rounds.leases.Dealt`. ``other``: what another worker has said
+    that all must agree on, where this one said something else.
+    """
+
+    key: str
+    number: int
+    front: int
+    back: int
+    taken: list[int]
+    is_over: bool
+    used: int
+    has_last: bool
+    steps: int
+    other: str
+
+
+class Accounts(NamedTuple):
+    """What has become of all epochs: of each `offbeat.rounds.leases.Account`. ``steps``: of all workers."""
+
+    key: str
+    number: int
+    epochs: list[tuple[int, list[tuple[int, int]], list[tuple[int, int]], list[tuple[int, int]]]]
+    steps: int
+
+
 class Refused(NamedTuple):
     """The host process cannot do what was asked; ``words`` say why."""
 
@@ -562,6 +664,17 @@ class HostSeen(NamedTuple):
 
     key: str
     status: dict[str, Any]
+
+
+class OfLeases(NamedTuple):
+    """What a worker says about batches, on its way to the first host, or what it is answered there; see ``wrapped``.
+
+    Empty: what it has handed over has been handed in.
+    """
+
+    key: str
+    worker: int
+    said: list[Any]
 
 
 class Rung(NamedTuple):
@@ -831,6 +944,17 @@ KINDS: tuple[type[Any], ...] = (
     Seen,
     LookHost,
     HostSeen,
+    BeginEpoch,
+    BeginBatch,
+    TakeBatches,
+    StopWaiting,
+    Stepped,
+    HandedIn,
+    CloseEpoch,
+    HowFar,
+    BatchesDealt,
+    Accounts,
+    OfLeases,
 )
 _NUMBER = {kind: number for number, kind in enumerate(KINDS)}
 _encode = json.JSONEncoder(separators=(",", ":")).encode

@@ -2,7 +2,7 @@
 
 Every so often a number in the arena, which all workers can read, says that one is due. Each worker lays its model down
 at the end of its next step, in its own time; the first that comes, what its optimiser remembers as well. When all have,
-or no more come, a thread writes what is there (`offbeat.runs.checkpoint`), while the workers compute on.
+or no more come, a thread writes what is there (`offbeat.live.host.checkpoint`), while the workers compute on.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from offbeat.live.host import checkpoint
 from offbeat.live.host import protocol as say
 from offbeat.live.host.books import Send
 from offbeat.live.host.server import Counterparts, Server
 from offbeat.live.memory.arena import Arena, round_up
-from offbeat.runs import checkpoint
 
 LATE_S = 20.0  # for the others to lay down theirs, when one has
 LOOK_S = 0.02  # how often it is looked whether the thread is through
 NICE = 10  # what workers compute goes before
 
 
-class Place(NamedTuple):
+class LaidModel(NamedTuple):
     """Where a worker lays its model, and behind it, in ``room``, what else there is of its replica."""
 
     at: int
@@ -70,8 +70,8 @@ class SaverServer(Server):
         self._word = arena.bytes_at(self._word_at, 8)
         self._sends: dict[int, Send] = {}
         self._due_s, self._until_s = time.monotonic() + self._every_s, 0.0
-        self._granted: dict[int, Place] = {}
-        self._laid: dict[int, Place] = {}
+        self._granted: dict[int, LaidModel] = {}
+        self._laid: dict[int, LaidModel] = {}
         self._whole: int | None = None  # who lays its replica down, and no model alone
         self._about_state = (0, 0)  # how long what is beside its model is, and of which step
         self._writer: Writer | None = None
@@ -99,7 +99,7 @@ class SaverServer(Server):
                 self._give_back(self._granted.pop(worker, None))  # it had not waited for the answer
                 self._whole = worker if self._whole is None else self._whole
                 room = round_up(model_bytes, 64) + (state_bytes if self._whole == worker else 0)
-                place = self._granted[worker] = Place(self._arena.take(room), model_bytes, room)
+                place = self._granted[worker] = LaidModel(self._arena.take(room), model_bytes, room)
                 self._sends[worker](say.SaveHere(self.key, place.at, self._whole == worker))
             case say.HasSaved(number=number, state_bytes=state_bytes, step=step, why=why):
                 if number != self._number or worker not in self._granted:
@@ -131,7 +131,7 @@ class SaverServer(Server):
             self._whole = None  # the next one that comes; if all the others have come, there is none
         self._write_if_all_have()
 
-    def _give_back(self, place: Place | None) -> None:
+    def _give_back(self, place: LaidModel | None) -> None:
         if place is not None:
             self._arena.give_back(place.at, place.room)
 

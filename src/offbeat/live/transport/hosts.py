@@ -89,6 +89,11 @@ def restart() -> str:
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
+def resumes() -> str | None:
+    """The folder of the checkpoint that the launcher was told to begin with."""
+    return os.environ.get(RESUME) or None
+
+
 def returns() -> int:
     """How often this worker's process has been started again while the others went on."""
     asked = os.environ.get(RETURNS, "0").strip()

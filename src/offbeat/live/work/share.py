@@ -2,15 +2,16 @@
 
 ``SharedBatches`` is a batch sampler. A ``DataLoader`` that has one is known by it: its batches pass through here on
 their way to the loop, so that one which another worker has taken since it was fetched is left out, and it is known
-which batches the loop has. ``rounds/leases.py`` has the rule of who takes what; the words lie in the job's store.
+which batches the loop has. ``rounds/leases.py`` has the rule of who takes what; the host process has the leases.
 
-A batch counts when a step is taken with it. Between the loader and the step there may be several: gradients that are
-accumulated, a trainer that looks one batch ahead. So each backward pass is heard, and a step uses as many batches as
-there were backward passes, the oldest first.
+A batch is used when a step is taken with it, and counts when that step has been handed in. Between the loader and the
+step there may be several: gradients that are accumulated, a trainer that looks one batch ahead. So each backward pass
+is heard, and a step uses as many batches as there were backward passes, the oldest first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -23,7 +24,6 @@ from typing import Any, TypeVar, overload
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -38,13 +38,18 @@ from torch.utils.data import (
 
 from offbeat.basics import draw
 from offbeat.basics.checks import whole
-from offbeat.live.transport.errors import ConfigMismatch, OffbeatError
-from offbeat.rounds.leases import Epoch, Op, Put, Request, Swap
+from offbeat.live.transport import hosts
+from offbeat.live.transport.errors import OffbeatError
+from offbeat.live.worker.board import Board
+from offbeat.live.worker.lease_client import AloneLeases, LeaseClient, Leases
+from offbeat.rounds.leases import Dealt, Ranges
 
 T = TypeVar("T")
 
 TOLD_S, TOLD_STEPS = 1.0, 64  # how often the others hear of steps, at the least, while any are taken
 FRESH_S = 0.05  # and how old an answer to a script that asks for them may be
+PATIENCE_S = 1800.0  # for the others, where no optimiser is attached that has its own
+NAMED = 8  # stretches of samples that a sentence names
 _SHUFFLE = 0x5A6E
 _number = itertools.count()
 _shares: weakref.WeakSet[SharedBatches] = weakref.WeakSet()
@@ -54,10 +59,27 @@ _rebuilt: weakref.WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = weakref.
 
 @dataclass
 class RunShares:
-    """An attached optimiser: what it has taken batches from, and its steps where all workers take them together."""
+    """An attached optimiser: what it has taken batches from, and its steps where all workers take them together.
+
+    ``until``: waits for something without a batch, where others may die and give some back. ``are_heard``: so is each
+    backward pass.
+    """
 
     steps_together: Callable[[], int | None]
+    board: Board
+    patience_s: float
+    until: Callable[[Callable[[], bool]], None] | None
+    are_heard: bool
     shares: set[SharedBatches] = field(default_factory=set)
+    in_step: bool = False
+
+
+@dataclass(frozen=True)
+class LeasesAt:
+    """Where a share's leases are, and of which run; None: of none."""
+
+    leases: Leases
+    run: str | None
 
 
 class SharedBatches(Sampler[list[int]]):
@@ -81,13 +103,16 @@ class SharedBatches(Sampler[list[int]]):
                 + (", or drop_last=False" if drop_last and samples else "")
             )
         self.number = next(_number)
-        self._supply: Words | None = None
+        self._open: LeasesAt | None = None
         self._epoch = 0  # the next one
-        self._left: dict[int, tuple[int, ...]] = {}  # of epochs that were taken up from a state
+        self._has_come_back = False
+        self._left: dict[int, tuple[int, ...]] = {}  # of epochs that were taken up from a state, or from a run before
+        self._passed_over: dict[int, tuple[int, ...]] = {}  # of epochs that were begun in runs before
         self._feeding: Pass | None = None
         self._pass: Pass | None = None  # whose batches may still be in the loop
         self._skipped = 0  # samples that were fetched, and no step was taken with
         self._snapshot: dict[str, Any] | None = None
+        self._owes = False  # a step was told of that has not been handed in
         self._batch_us = 0
         self._steps_before = 0
         _through_shares()
@@ -111,7 +136,15 @@ class SharedBatches(Sampler[list[int]]):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next loop; after ``load_state_dict``, the first that was not used up."""
+        """The epoch of the next loop; after ``load_state_dict``, or in a worker that has come back, the first that was
+        not used up.
+        """
+        if hosts.returns() and _runs and self._pass is None and not self._has_come_back:
+            self._has_come_back = True
+            self._opened()
+            known = self._known()
+            left = [number for number, (left, _) in known.items() if left]
+            self._epoch = max(self._epoch, min(left, default=max(known, default=-1) + 1))
         return self._epoch
 
     @property
@@ -132,8 +165,8 @@ class SharedBatches(Sampler[list[int]]):
             if self in run.shares and (together := run.steps_together()) is not None:
                 return together
         self._fresh()
-        words = self._supply
-        return (self._steps_before + (0 if words is None else words.steps_of_all)) / _world()[1]
+        told = 0 if self._open is None else self._open.leases.steps
+        return (self._steps_before + told + (0 if self._pass is None else self._pass.untold)) / _world()[1]
 
     def _fresh(self) -> Pass | None:
         if self._pass is not None:
@@ -142,18 +175,21 @@ class SharedBatches(Sampler[list[int]]):
 
     def told(self) -> list[str]:
         """Whether every sample was used once, in words. Exact when all workers have finished."""
-        supply = self._opened()
-        epochs = range(min(self._left, default=0), max(supply.everyones_epochs(), default=-1) + 1)
+        known, total = self._known(), self._in_an_epoch
         whole_ones, sentences = 0, []
-        for number in epochs:
-            used = self._used_before(number) + supply.used(number)
-            if used == self._in_an_epoch:
+        for number in range(min(known, default=0), max(known, default=-1) + 1):
+            left, passed_over = known.get(number, (range(self.batches), ()))
+            missing = sorted({*left, *passed_over})
+            if not missing:
                 whole_ones += 1
-            else:
-                sentences.append(f"Epoch {number}: {used:,} of {self._in_an_epoch:,} samples were used.")
+                continue
+            indices = self._indices(number)
+            named = _named(sorted(sample for batch in missing for sample in indices(batch)))
+            used = total - sum(map(self._rows, missing))
+            sentences.append(f"Epoch {number}: {used:,} of {total:,} samples were used, and not {named}.")
         if whole_ones:
             each = "" if whole_ones == 1 else f", in each of {whole_ones} epochs"
-            sentences.insert(0, f"{self._in_an_epoch:,} of {self._in_an_epoch:,} samples were used once{each}.")
+            sentences.insert(0, f"{total:,} of {total:,} samples were used once{each}.")
         if self._skipped:
             sentences.append(f"This worker fetched {self._skipped:,} samples without taking a step with them.")
         return sentences
@@ -174,27 +210,82 @@ class SharedBatches(Sampler[list[int]]):
                     "make them equal, or begin the epoch anew without the state"
                 )
         self._settle()
+        self._close()
         self._left = {int(epoch): tuple(left.tolist()) for epoch, left in state["left"].items()}
         self._epoch, self._steps_before = int(state["epoch"]), round(state["steps"] * _world()[1])
-        self._supply, self.number, self._snapshot = None, next(_number), None
+        self.number, self._snapshot, self._passed_over = next(_number), None, {}
 
     # Passes.
 
-    def _opened(self) -> Words:
-        if self._supply is None:
+    def _opened(self) -> Leases:
+        if self._open is None:
             rank, size = _world()
             if size > 1 and not dist.is_initialized():
                 raise OffbeatError(
                     "a shared loader was asked for batches before the job was joined; call ob.init() first"
                 )
-            store = dist.distributed_c10d._get_default_store() if dist.is_initialized() else HashStore()
-            self._supply = Words(PrefixStore(f"offbeat/share/{self.number}", store), rank, size)
-            about = (
-                f"{self.samples} samples in batches of {self.batch_size}, shuffle={self.shuffle}, seed={self.seed}, "
-                f"drop_last={self.drop_last}"
-            )
-            self._supply.agree("about", about, "make them equal")
-        return self._supply
+            self._open = LeasesAt(AloneLeases(), None) if size == 1 else self._at_host(rank, size)
+        return self._open.leases
+
+    def _at_host(self, rank: int, size: int) -> LeasesAt:
+        """With the first run that is attached, or else by itself."""
+        name = f"share/{self.number}"
+        for run, one in _runs.items():
+            if one.board.line is not None and one.board.size == size:
+                return LeasesAt(LeaseClient(f"{one.board.name}/{name}", one.board, one.patience_s), run)
+        board = Board(dist.distributed_c10d._get_default_store(), f"offbeat/{name}", rank, size)
+        meet = board.come_back if hosts.returns() and board.has_posted_before else board.agree
+        meet({}, PATIENCE_S)
+        return LeasesAt(LeaseClient(f"{board.name}/leases", board, PATIENCE_S, needs_all=False), None)
+
+    def _close(self) -> None:
+        """Ask no more where the leases are now."""
+        if self._pass is not None:
+            self._pass.give_up()
+        if self._open is not None:
+            self._open.leases.close()
+        self._open, self._owes = None, False
+
+    def _ends_with(self, run: str) -> None:
+        """The run in which the leases are is over: another goes on where they were when all had settled."""
+        if self._open is not None and self._open.run == run:
+            self._close()
+
+    def _keep(self) -> None:
+        """All have settled: what there is to be known stays when the run is over."""
+        if self._open is not None and self._open.run is not None:
+            known = self._known()
+            if self._pass is not None:
+                self._pass.look()
+            self._steps_before += self._open.leases.steps
+            self._left |= {number: tuple(left) for number, (left, _) in known.items()}
+            self._passed_over = {number: tuple(passed) for number, (_, passed) in known.items()}
+            self._close()
+
+    def _known(self) -> dict[int, tuple[Sequence[int], Sequence[int]]]:
+        """Of epochs that were begun: the batches that are left, and those that were passed over."""
+        known: dict[int, tuple[Sequence[int], Sequence[int]]] = {
+            number: (self._left[number], passed_over) for number, passed_over in self._passed_over.items()
+        }
+        if self._open is not None:
+            for one in self._open.leases.accounts():
+                numbers = self._numbers(one.number)
+                passed_over = [*self._passed_over.get(one.number, ()), *_at(one.skipped, numbers)]
+                known[one.number] = _at(one.left, numbers), passed_over
+        return known
+
+    def _numbers(self, epoch: int) -> Sequence[int]:
+        """The batches that this epoch has for those who loop over it."""
+        return self._left.get(epoch, range(self.batches))
+
+    def _about(self, epoch: int) -> str:
+        """What all must agree on."""
+        numbers = self._numbers(epoch)
+        left = "" if isinstance(numbers, range) else f", {len(numbers)} left (number {draw.bits(*numbers) % 10**6})"
+        return (
+            f"{self.samples} samples in batches of {self.batch_size}, shuffle={self.shuffle}, seed={self.seed}, "
+            f"drop_last={self.drop_last}{left}"
+        )
 
     def _next_pass(self, by_step: bool = True) -> Pass:
         if get_worker_info() is not None:
@@ -203,20 +294,21 @@ class SharedBatches(Sampler[list[int]]):
                 "give it to the DataLoader as batch_sampler, or loop over the shards in the main process"
             )
         self._settle()
-        supply, number = self._opened(), self._epoch
-        left = self._left.get(number)
-        if left is not None:
-            supply.agree(
-                f"{number}/left",
-                f"{len(left)} batches of epoch {number}, number {draw.bits(*left) % 10**6}",
-                "load the same state on all ranks: save it after optimizer.average()",
-            )
+        number = self._epoch
+        self._pass = Pass(self, self._opened(), number, by_step)
         self._epoch = number + 1
         for run in _runs.values():
             run.shares.add(self)
-        self._pass = Pass(self, supply, number, range(self.batches) if left is None else left, by_step)
-        supply.begin_epoch(number)
         return self._pass
+
+    def _is_here(self, leases: Leases) -> bool:
+        """Whether these are still asked."""
+        return self._open is not None and self._open.leases is leases
+
+    def _until(self) -> Callable[[Callable[[], bool]], None] | None:
+        """How a worker waits that has no batch, if there may be more."""
+        run = None if self._open is None or self._open.run is None else _runs.get(self._open.run)
+        return None if run is None else run.until
 
     def _settle(self) -> None:
         if self._pass is not None:
@@ -243,20 +335,19 @@ class SharedBatches(Sampler[list[int]]):
     # What the attached optimiser tells.
 
     def _tell(self) -> None:
-        """Let all know what this worker holds and has used."""
+        """Let all know what this worker has used."""
         if self._pass is not None:
             self._pass.tell(0.0)
-            self._pass.tell_held()
 
     def _read_state(self) -> dict[str, Any]:
-        supply = self._opened()
-        epochs = supply.everyones_epochs()
-        first = min(epochs, default=self._epoch)
-        left = {}
-        for number in range(first, max(epochs, default=first - 1) + 1):
-            numbers = self._left.get(number, range(self.batches))
-            asked = Epoch(supply.rank, supply.size, numbers)
-            left[number] = torch.tensor(supply.ask(number, asked.left()), dtype=torch.int64)
+        if _runs:
+            self._opened()
+        known = self._known()
+        first = min(known, default=self._epoch)
+        left = {
+            number: torch.tensor(known.get(number, (range(self.batches), ()))[0], dtype=torch.int64)
+            for number in range(first, max(known, default=first - 1) + 1)
+        }
         while len(left) and not left[first].numel():  # used up
             del left[first]
             first += 1
@@ -277,82 +368,27 @@ class SharedBatches(Sampler[list[int]]):
         return one.loaded(inner, loader)
 
 
-class Words:
-    """The words of one share, in the job's store."""
-
-    def __init__(self, store: Store, rank: int, size: int) -> None:
-        self._store, self.rank, self.size = store, rank, size
-        self._there: set[str] = set()  # keys that are known to exist
-        self.steps_of_all = 0  # when it was last asked, and this worker's own since
-
-    def ask(self, epoch: int, request: Request[T]) -> T:
-        """Answer what a request asks until it returns."""
-        try:
-            op = next(request)
-            while True:
-                op = request.send(self._answer(op, f"{epoch}/"))
-        except StopIteration as end:
-            answer: T = end.value
-            return answer
-
-    def _answer(self, op: Op, prefix: str) -> list[str]:
-        if isinstance(op, Put):
-            self._store.set(prefix + op.key, op.text)
-            return []
-        if isinstance(op, Swap):
-            return [self._store.compare_set(prefix + op.key, op.old, op.new).decode()]
-        keys = [prefix + key for key in op.keys]
-        if len(keys) > 1 and self._there.issuperset(keys):
-            return [text.decode() for text in self._store.multi_get(keys)]
-        self._there.update(keys)
-        # Nothing is expected where something lies: then what lies there is answered.
-        return [self._store.compare_set(key, "", first).decode() for key, first in zip(keys, op.first, strict=True)]
-
-    def agree(self, key: str, own: str, way_out: str) -> None:
-        """The first rank says; one that would say something else is refused."""
-        said = self._store.compare_set(key, "", own).decode()
-        if said != own:
-            raise ConfigMismatch(
-                f"the ranks share different work: one has {said}, rank {self.rank} has {own}; {way_out}"
-            )
-
-    def begin_epoch(self, number: int) -> None:
-        self._store.set(f"at/{self.rank}", str(number))
-
-    def everyones_epochs(self) -> list[int]:
-        """At which epoch each worker is that has begun one; of one that has not, the first."""
-        keys = [f"at/{rank}" for rank in range(self.size)]
-        found = [int(self._store.get(key)) for key in keys if self._store.check([key])]
-        return found and found + [0] * (self.size - len(found))
-
-    def count(self, epoch: int, samples: int, steps: int) -> int:
-        """Add to what all have used. The answer is how many samples of the epoch that is by now."""
-        self.steps_of_all = self._store.add("steps", steps)
-        return int(self._store.add(f"{epoch}/used", samples))
-
-    def used(self, epoch: int) -> int:
-        return int(self._store.add(f"{epoch}/used", 0))
-
-
 class Pass:
-    """One worker's way through one epoch.
+    """One worker's way through one epoch. Batches are known by their places in it.
 
     ``by_step``: a batch counts when a step is taken with it, and otherwise when the loop comes back for the next.
     """
 
-    def __init__(self, share: SharedBatches, supply: Words, number: int, batches: Sequence[int], by_step: bool) -> None:
-        self.number, self._share, self._supply, self._by_step = number, share, supply, by_step
-        self._epoch = Epoch(supply.rank, supply.size, batches)
-        self._indices = share._indices(number)
+    def __init__(self, share: SharedBatches, leases: Leases, number: int, by_step: bool) -> None:
+        self.number, self._share, self._leases, self._by_step = number, share, leases, by_step
+        self._numbers, self._indices = share._numbers(number), share._indices(number)
+        self._taker = leases.taker(number, len(self._numbers), share._about(number))
         self._loading: deque[int] = deque()  # fetched, and not begun
-        self._hand: list[int] = []  # begun, and not stepped with
+        self._hand: list[int] = []  # begun, and not used
         self._backwards = 0  # of them, those that a backward pass was for
+        self._are_in_step = False  # those of the step that is being taken are used already
         self._is_silent = True  # no backward pass since the last batch
-        self._silent: list[int] = []  # no backward pass before the batch behind them
-        self._first: int | None = None
+        self._looks_ahead = False  # the loop has one batch more than it computes with
         self._begun, self._since_s = 0, 0.0
         self._is_over = False
-        self._used = self._steps = 0  # not told yet
+        self._used: list[int] = []  # not told yet
+        self._skipped: list[int] = []  # the same
+        self.untold = 0  # steps
         self._told_s = time.monotonic()
         self.used_by_all = share._used_before(number)  # samples, as far as is known
 
@@ -360,9 +396,9 @@ class Pass:
 
     def feed(self) -> Iterator[list[int]]:
         """What a loader is to fetch. It may be far ahead of the loop."""
-        while (batch := self._ask(self._epoch.fetch(self._batch_us, len(self._loading)))) is not None:
-            self._loading.append(batch)
-            yield self._indices(batch)
+        while (place := self._taker.fetch(self._batch_us, len(self._loading))) is not None:
+            self._loading.append(place)
+            yield self._indices(self._numbers[place])
 
     def loaded(self, inner: Iterator[Any], loader: DataLoader[Any]) -> Generator[Any]:
         """The batches that ``inner`` has fetched, and then those that nobody has reached."""
@@ -370,51 +406,63 @@ class Pass:
             for batch in inner:
                 if self._is_over:
                     return
-                if self._begin(number := self._loading.popleft()):
-                    self._hand_out(number)
+                if self._taker.begin(place := self._loading.popleft(), self._batch_us):
+                    self._hand_out(place)
                     yield batch
             while (more := self._more()) is not None:
                 self._hand_out(more)
-                yield _fetched(loader, self._indices(more))
+                yield _fetched(loader, self._indices(self._numbers[more]))
         except BaseException:
-            self.settle()
+            self._settle_at_an_error()
             raise
 
     def plain(self) -> Generator[list[int]]:
         """The indices of batches, for a loader that is not known: each is begun when it is fetched."""
         try:
-            while (batch := self._more()) is not None:
-                self._hand_out(batch)
-                yield self._indices(batch)
-            if not self._by_step:
-                self._use(len(self._hand))
+            while (place := self._more()) is not None:
+                self._hand_out(place)
+                yield self._indices(self._numbers[place])
         except BaseException:
-            self.settle()
+            self._settle_at_an_error()
             raise
 
     def _more(self) -> int | None:
+        """The next batch that is this worker's; waits for what others may give back."""
+        if not self._counts_steps:
+            self._use_all()
         while not self._is_over:
-            batch = self._ask(self._epoch.fetch(self._batch_us, 0))
-            if batch is None or self._begin(batch):
-                return batch
+            place = self._taker.fetch(self._batch_us, 0)
+            if place is not None and self._taker.begin(place, self._batch_us):
+                return place
+            if place is None and not self._waited():
+                return None
         return None
 
-    def _begin(self, batch: int) -> bool:
-        return self._ask(self._epoch.begin(batch, self._batch_us))
+    def _waited(self) -> bool:
+        """Whether others have given something back, where this worker has no work left."""
+        self._tell()
+        if self._taker.is_over:
+            return False
+        dealt = self._leases.wait(self.number, self._batch_us, self._share._until())
+        if dealt is None:
+            return False
+        self._taker.give(dealt)
+        return bool(dealt.taken)
 
-    def _hand_out(self, batch: int) -> None:
+    def _hand_out(self, place: int) -> None:
         now_s = time.monotonic()
         self._since_s = self._since_s or now_s
         if self._begun:
             self._share._batch_us = max(1, int(1e6 * (now_s - self._since_s) / self._begun))
         self._begun += 1
         if not self._counts_steps:
-            self._use(len(self._hand))
-        elif self._hand and self._is_silent:
-            self._silent.append(self._hand[-1])
-        self._first = batch if self._first is None else self._first
+            self._use_all()
+        elif self._hand and self._is_silent:  # an exception that the loop caught, or else the first is one ahead
+            self._looks_ahead = self._looks_ahead or self._begun == 2
+            if not self._looks_ahead:
+                self._skip(self._hand[-1:])
         self._is_silent = True
-        self._hand.append(batch)
+        self._hand.append(place)
 
     # What becomes of them.
 
@@ -427,86 +475,108 @@ class Pass:
         """Whether a step may be one with batches of this pass."""
         return not self._is_over
 
+    def in_step(self, are_heard: bool) -> None:
+        """A step is being taken, and what is in hand is in it: ``are_heard``: as many as there were backward passes."""
+        if self._by_step and self.is_open:
+            once = self._backwards if self._are_in_step else max(self._backwards, 1)
+            self._use(once if are_heard else len(self._hand))
+            self._are_in_step = True
+
     def stepped(self, are_heard: bool) -> None:
-        """A step was taken; ``are_heard``: of the optimiser that took it, each backward pass is heard."""
-        if self._by_step:
-            self._use(max(self._backwards, 1) if are_heard else len(self._hand))
-        self._steps += 1
-        self._supply.steps_of_all += 1
+        """It was taken."""
+        self.in_step(are_heard)
+        self._are_in_step = False
+        self.untold += 1
         self.tell()
+
+    def hands_over(self) -> None:
+        """What is handed in next has in it all steps that were taken with batches of this pass."""
+        if self._used or self._share._owes:
+            self._tell(hands_over=True)
+            self._share._owes = False
 
     def thrown_away(self) -> None:
         """The gradients of the backward passes since the last step are gone."""
-        self._skip(self._backwards)
+        self._skip(self._hand[: self._backwards])
+        self._backwards = 0
+
+    def give_up(self) -> None:
+        """There is nobody to ask any more."""
+        self._is_over = True
 
     def settle(self) -> None:
-        """No more batches are asked for: what was not used goes back to the others.
-
-        A batch that the loop passed over (an exception that it caught) leaves a backward pass fewer than batches, and
-        the newest ones would be taken for unused. They are not, unless the loop looks ahead: then already the first
-        batch has no backward pass before the second.
-        """
+        """No more batches are asked for: what was not used goes back to the others."""
         if self._is_over:
             return
         self._is_over = True
         if not self._by_step:
-            self._skip(len(self._hand))
+            self._skip(self._hand)
         elif not _runs:
-            self._use(len(self._hand))
-        elif self._silent and self._silent[0] != self._first:
-            late = min(len(self._silent), len(self._hand))
-            passed_over = self._silent[-late:] if late else []
-            self._share._skipped += self._samples(passed_over)
-            self._used -= self._samples(passed_over)  # each was counted in place of one that is in hand
-            self._use(late)
-        self._ask(self._epoch.give_back(self._hand, self._loading))
+            self._use_all()
+        self._tell()
+        self._leases.close_epoch(self.number)
         self._hand, self._backwards = [], 0
         self._loading.clear()
-        self.tell(0.0)
+        self.look()
+
+    def _settle_at_an_error(self) -> None:
+        with contextlib.suppress(OffbeatError):  # of the same run: whoever hears of the first is told enough
+            self.settle()
 
     def tell(self, after_s: float = TOLD_S) -> None:
         """Let the others know what was used, if they last heard of it so long ago."""
-        now_s = time.monotonic()
-        if self._steps >= TOLD_STEPS or now_s - self._told_s >= after_s:
-            before = self._share._used_before(self.number)
-            self.used_by_all = before + self._supply.count(self.number, self._used, self._steps)
-            self._used, self._steps, self._told_s = 0, 0, now_s
+        if self.untold >= TOLD_STEPS or time.monotonic() - self._told_s >= after_s:
+            self._tell()
+            self.look()
 
-    def tell_held(self) -> None:
-        """Let them know what this worker has."""
-        if not self._is_over:
-            self._ask(self._epoch.tell())
+    def _tell(self, hands_over: bool = False) -> None:
+        if self._share._is_here(self._leases) and (self._used or self._skipped or self.untold or hands_over):
+            self._leases.step(self.number, self._used, self._skipped, self.untold, hands_over)
+            self._share._owes = self._share._owes or bool(self._used)
+            self._used, self._skipped, self.untold = [], [], 0
+
+    def look(self) -> None:
+        """How far all are."""
+        if not self._share._is_here(self._leases):
+            return
+        self.used_by_all = self._share._used_before(self.number) + self._used_of(self._leases.look(self.number))
+        self._told_s = time.monotonic()
+
+    def _used_of(self, dealt: Dealt) -> int:
+        full = self._share.batch_size
+        return dealt.used * full - (full - self._share._rows(self._numbers[-1]) if dealt.has_last else 0)
 
     def _use(self, count: int) -> None:
-        for batch in self._hand[:count]:
-            self._epoch.resolve(batch)
-            self._used += self._share._rows(batch)
-            self.used_by_all += self._share._rows(batch)
+        self._used += self._hand[:count]
+        self.used_by_all += self._samples(self._hand[:count])
         del self._hand[:count]
         self._backwards = 0
         self._share._snapshot = None
 
-    def _skip(self, count: int) -> None:
-        for batch in self._hand[:count]:
-            self._epoch.resolve(batch)
-            self._share._skipped += self._share._rows(batch)
-        del self._hand[:count]
-        self._backwards = 0
+    def _use_all(self) -> None:
+        """They count at once: nobody says when a step is taken, or with what."""
+        if self._hand:
+            self._use(len(self._hand))
+            self._tell()
+            self._leases.count()
+
+    def _skip(self, places: list[int]) -> None:
+        """No step is taken with these, which are in hand."""
+        self._share._skipped += self._samples(places)
+        self._skipped += places
+        self._hand = [place for place in self._hand if place not in places]
 
     @property
     def _counts_steps(self) -> bool:
         """Else nobody says when a step is taken: when the loop comes back, it was."""
         return self._by_step and bool(_runs)
 
-    def _samples(self, batches: Iterable[int]) -> int:
-        return sum(map(self._share._rows, batches))
+    def _samples(self, places: Iterable[int]) -> int:
+        return sum(self._share._rows(self._numbers[place]) for place in places)
 
     @property
     def _batch_us(self) -> int:
         return self._share._batch_us
-
-    def _ask(self, request: Request[T]) -> T:
-        return self._supply.ask(self.number, request)
 
 
 class Shards(Iterable[T]):
@@ -675,16 +745,29 @@ def _world() -> tuple[int, int]:
 # What the attached optimisers of this process say. ``run`` is an optimiser's name.
 
 
-def attached(run: str, steps_together: Callable[[], int | None]) -> None:
-    """From now on a batch counts when a step is taken with it.
+def attached(
+    run: str,
+    board: Board,
+    patience_s: float,
+    steps_together: Callable[[], int | None],
+    until: Callable[[Callable[[], bool]], None] | None,
+    are_heard: bool,
+) -> None:
+    """From now on a batch is used when a step is taken with it, and counts when that has been handed in.
 
-    ``steps_together``: how many steps all workers have taken, where they take each one together; else None.
+    ``steps_together``: how many steps all workers have taken, where they take each one together; else None. ``until``:
+    waits for something while the others train, where workers may die. ``are_heard``: so is each backward pass.
     """
-    _runs[run] = RunShares(steps_together)
+    _runs[run] = RunShares(steps_together, board, patience_s, until, are_heard)
+    board.hands_over = functools.partial(hands_over, run)
 
 
 def released(run: str) -> None:
-    _runs.pop(run, None)
+    """The run is over. What it knows of its shares was kept, if all have come to its end."""
+    if (one := _runs.pop(run, None)) is not None:
+        one.board.hands_over = None
+    for share in list(_shares):
+        share._ends_with(run)
 
 
 def backward() -> None:
@@ -694,12 +777,43 @@ def backward() -> None:
             share._pass.backward()
 
 
-def stepped(run: str, are_heard: bool) -> None:
-    """A step was taken; ``are_heard``: so is each backward pass."""
+def stepping(run: str) -> None:
+    """A step is being taken."""
+    _runs[run].in_step = True
+
+
+def applied(run: str) -> None:
+    """The inner optimiser moves the weights; in a step, what is in hand is in them from now on."""
+    if (one := _runs.get(run)) is not None and one.in_step:
+        _are_in_step(one)
+
+
+def _are_in_step(run: RunShares) -> None:
     for share in _shares:
         if share._pass is not None and share._pass.is_open:
-            _runs[run].shares.add(share)
-            share._pass.stepped(are_heard)
+            run.shares.add(share)
+            share._pass.in_step(run.are_heard)
+
+
+def hands_over(run: str, with_gradient: bool) -> None:
+    """What is handed in next has all steps so far in it; ``with_gradient``: the one that is being taken, too."""
+    if (one := _runs.get(run)) is None:
+        return
+    if with_gradient:
+        _are_in_step(one)
+    for share in one.shares:
+        if share._pass is not None and share._open is not None:
+            share._pass.hands_over()
+
+
+def stepped(run: str) -> None:
+    """It was taken."""
+    one = _runs[run]
+    one.in_step = False
+    for share in _shares:
+        if share._pass is not None and share._pass.is_open:
+            one.shares.add(share)
+            share._pass.stepped(one.are_heard)
 
 
 def thrown_away() -> None:
@@ -710,13 +824,15 @@ def thrown_away() -> None:
 
 
 def settle(run: str) -> None:
-    """The run ends: what is in hand will not be used."""
+    """The run ends: what is in hand will not be used, and this worker takes no more."""
     for share in _of(run):
         share._settle()
+        if share._open is not None and share._open.run == run:
+            share._open.leases.close_epoch(-1)
 
 
 def tell(run: str) -> None:
-    """Let all know what this worker holds and has used."""
+    """Let all know what this worker has used."""
     for share in _of(run):
         share._tell()
 
@@ -728,7 +844,9 @@ def take_snapshots(run: str) -> None:
 
 
 def in_words(run: str) -> list[str]:
-    """Of the shares that were used in this run: whether every sample was used once."""
+    """Of the shares of this run, all of whose workers have settled: whether every sample was used once."""
+    for share in _of(run):
+        share._keep()
     return [sentence for share in _of(run) for sentence in share.told()]
 
 
@@ -740,3 +858,22 @@ def used_by(run: str | None = None) -> SharedBatches | None:
 
 def _of(run: str) -> list[SharedBatches]:
     return sorted(_runs[run].shares if run in _runs else (), key=lambda share: share.number)
+
+
+def _at(places: Ranges, numbers: Sequence[int]) -> list[int]:
+    """The batches at these places."""
+    return [number for first, end in places for number in numbers[first:end]]
+
+
+def _named(samples: Sequence[int]) -> str:
+    """``3, 7–9 and 12``; of many the first, and how many more there are."""
+    ranges = list[list[int]]()
+    for one in samples:
+        if ranges and ranges[-1][1] == one - 1:
+            ranges[-1][1] = one
+        else:
+            ranges.append([one, one])
+    words = [str(first) if first == last else f"{first}–{last}" for first, last in ranges[:NAMED]]
+    more = sum(last - first + 1 for first, last in ranges[NAMED:])
+    *most, end = [*words, f"{more:,} more"] if more else words
+    return f"{', '.join(most)} and {end}" if most else end

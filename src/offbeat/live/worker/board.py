@@ -55,6 +55,8 @@ class Board:
         self.members = members or tuple(range(size))  # what the script calls those whom we number from 0
         self.root, self.min_workers = prefix, min_workers
         self.beside: Board | None = None  # of the same run: who fails there is missing here as well
+        # Called before something is handed in that has all steps so far in it, or, if so, the one being taken, too.
+        self.hands_over: Callable[[bool], None] | None = None
         self._section = ""  # before the names of what is posted for one channel of several
         self.someone_is_done = False
         self.averages = 0  # that this worker has taken part in
@@ -262,7 +264,7 @@ class Board:
     def section(self, name: str) -> Board:
         """This board for one channel more: the same line and failures, names of its own for what is awaited."""
         part = copy.copy(self)
-        part.name, part._section = f"{self.name}/{name}", f"{name}/"
+        part.name, part._section, part.hands_over = f"{self.name}/{name}", f"{name}/", None
         return part
 
     # Facts.
@@ -383,9 +385,15 @@ class Board:
         self.someone_is_done = True
 
     def look_for_done(self) -> bool:
-        """Whether somebody may have no data for this step: its data has ended, or it is in an average already."""
+        """Whether somebody may have no data for this step: its data has ended, it waits for more, or it averages."""
         self.someone_is_done = self.someone_is_done or "done" in self._facts
-        return self.someone_is_done or self.average_is_asked(self.averages)
+        facts = self._facts
+        waits = any(facts.get(f"waits/{rank}") == "1" and rank not in self.dead for rank in range(self.size))
+        return self.someone_is_done or waits or self.average_is_asked(self.averages)
+
+    def waits_for_data(self, waits: bool) -> None:
+        """Whether this worker has no data now, and may be given more."""
+        self._post(f"waits/{self.rank}", "1" if waits else "")
 
     def progress(self, among: tuple[int, ...] | None = None) -> tuple[bool, int]:
         """Whether all of these workers are without data, and the last step one of them is known to take with data."""
@@ -393,6 +401,11 @@ class Board:
         done = [int(facts.get(f"done/{r}", "-1")) for r in ranks]
         reached = [int(facts.get(f"reached/{r}", "-1")) for r in ranks]
         return min(done) >= 0, max(*reached, *(steps - 1 for steps in done), -1)
+
+    def handing_over(self, with_gradient: bool = False) -> None:
+        """What is handed in next has this worker's work in it."""
+        if self.hands_over is not None:
+            self.hands_over(with_gradient)
 
     def took_steps(self, steps: int) -> None:
         """So many, which whoever looks at the job is shown. Nobody is told."""

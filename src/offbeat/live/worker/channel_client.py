@@ -221,6 +221,7 @@ class ChannelClient(HostClient):
 
     def _exchange(self, x: Vec, step: int) -> list[Got]:
         slot = self._put(x)
+        self._board.handing_over(not self._channel.rules.of_weights)
         self._submitted_s = time.monotonic()
         self.send(say.Submit(self.key, slot, step, -1, self._answered, self._slots.due()))
         self._slots.released()  # who waits reads nothing of its own
@@ -249,6 +250,7 @@ class ChannelClient(HostClient):
         self._slots.fetch(())  # what came and was overtaken: its slot may hold something else when it is told of again
         count = sum(len(one.given) for one in told)
         self._listens = self._waits = True
+        self._board.handing_over(not self._channel.rules.of_weights)
         self._submitted_s = time.monotonic()
         self.send(say.Submit(self.key, slot, step, count, released, due))
         self._answered = max([released, *(one.number for one in told)])

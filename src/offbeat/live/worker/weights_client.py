@@ -55,6 +55,7 @@ class WeightsClient(HostClient):
 
     def meet(self, peer: int) -> Meeting:
         """Both take the mean of the two, before anything else that either of them does from now on."""
+        self._board.handing_over()
         self.send(say.MeetPeer(self.key, peer))
         if peer != self._board.rank:
             self.wire_bytes += 2 * self._nbytes

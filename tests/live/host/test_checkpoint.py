@@ -11,32 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from offbeat.runs import checkpoint
-from offbeat.runs.checkpoint import Layout, Saved
+from offbeat.live.host import checkpoint
+from offbeat.live.host.checkpoint import ModelFile, Saved
+from tests.support.saved import packed, tensors
 
 ABOUT = {"step": 7, "method": "eager()", "workers": 3}
-
-
-def tensors(seed: int = 0) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        "layer.weight": torch.randn(3, 5, generator=generator),
-        "flags": torch.tensor([True, False, True]),
-        "half": torch.randn(7, generator=generator).bfloat16(),
-        "counter": torch.tensor(12),
-        "wide": torch.randn(2, generator=generator, dtype=torch.float64),
-        "nothing": torch.empty(0, 4),
-        "small": torch.randn(3, generator=generator).half(),
-    }
-
-
-def packed(named: dict[str, Tensor]) -> memoryview:
-    layout = Layout(named)
-    data = memoryview(bytearray(layout.nbytes))
-    layout.lay(named, data)
-    return data
 
 
 def save(folder: Path, seed: int = 0) -> Saved:
@@ -56,7 +36,7 @@ def test_what_was_written_is_read_by_us_and_by_the_safetensors_library(tmp_path:
 
 def test_a_kind_of_number_without_a_name_is_refused_by_the_name_of_its_tensor() -> None:
     with pytest.raises(ValueError, match=r"table is torch\.complex64, which safetensors has no name for"):
-        Layout({"table": torch.zeros(2, dtype=torch.complex64)})
+        ModelFile({"table": torch.zeros(2, dtype=torch.complex64)})
 
 
 def test_the_mean_of_several_is_that_of_their_numbers_and_counters_stay_the_firsts() -> None:

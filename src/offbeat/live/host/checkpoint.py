@@ -43,7 +43,7 @@ _LENGTH = struct.Struct("<Q")
 # Tensors as safetensors lays them: a length, a header in JSON, and the numbers without a gap.
 
 
-class Layout:
+class ModelFile:
     """Where named tensors lie in a file. The widest numbers come first, so that all are aligned."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -172,9 +172,6 @@ class Saved(NamedTuple):
 
     def model(self) -> dict[str, Tensor]:
         return _read(memoryview(bytearray((self.place / MODEL).read_bytes())))
-
-    def state(self) -> dict[str, Any]:
-        return torch.load(self.place / STATE, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
 
 
 def _all(folder: Path) -> Iterator[tuple[int, Path]]:
