@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import importlib.util
 import json
 import math
 import shlex
@@ -25,6 +26,7 @@ from offbeat.experiments.workloads import hyperplane
 from offbeat.strategies import METHODS, named
 
 Captured = pytest.CaptureFixture[str]
+ROOT = Path(__file__).parents[2]
 every = pytest.mark.parametrize("about", EXPERIMENTS.values(), ids=EXPERIMENTS.keys())
 
 
@@ -93,7 +95,7 @@ def test_the_small_version_writes_its_table_and_all_that_stands_behind_it(
     command = (tmp_path / "made" / "command.txt").read_text().strip()
     assert command == "offbeat " + shlex.join(shlex.split(line))
     assert f"`{command}`" in table
-    results = json.loads((tmp_path / "made" / "results.json").read_text())
+    results, curves = (json.loads((tmp_path / "made" / f"{name}.json").read_text()) for name in ("results", "curves"))
     cases = [case for case in about.cases if case.quick]
     assert [of["case"] for of in results["cases"]] == [case.name for case in cases]
     for case, of in zip(cases, results["cases"], strict=True):
@@ -102,7 +104,7 @@ def test_the_small_version_writes_its_table_and_all_that_stands_behind_it(
         for row in of["methods"]:
             assert f"| {row['label']} " in table
             assert (len(row["tried"]) >= 3) == case.learns
-            check_figures(row, case)
+            check_figures(row, case, curves[case.name][row["label"]]["1"])
     check_claims(about, cases, results, table)
     learning = [case for case in cases if case.learns]
     assert len(list((tmp_path / "made").glob("losses-*.html"))) == len(learning)
@@ -112,7 +114,7 @@ def test_the_small_version_writes_its_table_and_all_that_stands_behind_it(
 LENGTHS = {"dasgd-overlap": 20, "eager-video": 100}
 
 
-def check_figures(row: dict[str, Any], case: Case) -> None:
+def check_figures(row: dict[str, Any], case: Case, curve: list[list[float]]) -> None:
     (figures,) = row["figures"]
     assert figures["seed"] == 1
     assert figures["seconds"] > 0
@@ -120,10 +122,10 @@ def check_figures(row: dict[str, Any], case: Case) -> None:
     assert (figures["rate"] is not None) == case.learns
     if case.learns:
         assert str(f"{figures['rate']:g}") == min(row["tried"], key=lambda rate: row["tried"][rate] or math.inf)
-        times = [at_s for at_s, _ in figures["curve"]]
+        times = [at_s for at_s, _ in curve]
         assert times == sorted(times)
         assert times[-1] == figures["seconds"]
-        assert figures["curve"][-1][1] == figures["training_loss"]
+        assert curve[-1][1] == figures["training_loss"]
 
 
 def check_claims(about: Experiment, cases: list[Case], results: dict[str, Any], table: str) -> None:
@@ -151,6 +153,34 @@ def test_a_run_is_the_same_whenever_it_is_made() -> None:
     size = replace(about.quick, steps=8)
     made = [Trial("eager", about.cases[1], size, 1, 0.1).run() for _ in range(2)]
     assert made[0] == made[1]
+
+
+# What was recorded
+
+
+def test_the_page_of_the_documentation_is_made_from_the_records() -> None:
+    spec = importlib.util.spec_from_file_location("reproduced", ROOT / "tools" / "reproduced.py")
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    text = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    assert text == made.page(text), "the records have changed; run: python tools/reproduced.py"
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "records").glob("reproduce-*.json")), ids=lambda file: file.stem)
+def test_a_record_is_of_a_full_run_of_an_experiment_that_there_is(file: Path) -> None:
+    record = json.loads(file.read_text(encoding="utf-8"))
+    about = EXPERIMENTS[record["experiment"]]
+    assert file.stem == f"reproduce-{about.name}"
+    assert not record["quick"]
+    assert (record["claim"], record["here"]) == (about.claim, about.here)
+    assert [case["case"] for case in record["cases"]] == [case.name for case in about.cases]
+    for case, found in zip(about.cases, record["cases"], strict=True):
+        assert {row["label"]: row["method"] for row in found["methods"]} == dict(about.methods)
+        seeds = about.full.seeds if case.learns else about.full.timed_seeds
+        assert all([f["seed"] for f in row["figures"]] == [*range(1, seeds + 1)] for row in found["methods"])
+    assert f"`{record['command']}`" in file.with_suffix(".txt").read_text(encoding="utf-8")
 
 
 # How it is judged

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
@@ -27,7 +28,8 @@ from offbeat.report.table import Record
 from offbeat.runs.trace import Point, Trace
 from offbeat.strategies import METHODS, named
 
-DATA, TABLE, RESULTS, COMMAND_FILE = "OFFBEAT_DATA", "table.md", "results.json", "command.txt"
+DATA = "OFFBEAT_DATA"
+TABLE, RESULTS, CURVES, COMMAND_FILE = "table.md", "results.json", "curves.json", "command.txt"
 
 
 def reproduce(
@@ -106,8 +108,11 @@ def _check(folder: Path) -> None:
 
 
 def _write(folder: Path, told: Told) -> None:
-    text = told.text()
-    print(text)
+    text, console = told.text(), Console()
+    if console.is_terminal:
+        console.print(Markdown(text))  # as wide as the screen is
+    else:
+        print(text)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / TABLE).write_text(text, encoding="utf-8")
     (folder / COMMAND_FILE).write_text(told.command + "\n", encoding="utf-8")
@@ -117,6 +122,7 @@ def _write(folder: Path, told: Told) -> None:
     elif learning:
         for number, case in enumerate(learning, 1):
             page.write(folder / f"losses-{number}.html", _story(told, case))
+    write_json(folder / CURVES, told.curves(), indent=None)
     write_json(folder / RESULTS, told.json())
 
 

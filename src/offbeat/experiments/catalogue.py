@@ -208,7 +208,7 @@ DASGD_OVERLAP = Experiment(
         Claim("all hidden", "efficiency", ("DaSGD 16/12 correct",), at_least=0.98, among="at 1 Gbit/s", learning=False),
         all_in_one(SYNCHRONOUS | LOCAL | OVERLAPPING),
     ),
-    Size(120, 3, FASHION, batch=32, timed_steps=64),
+    Size(100, 3, FASHION, batch=32, timed_steps=48),
     Size(60, 2, DIGITS, timed_steps=32),
 )
 
@@ -240,7 +240,7 @@ ADAPTIVE_PERIOD = Experiment(
         ),
         all_in_one(FULL | QSGD | CONSTANT | ADAPTIVE),
     ),
-    Size(120, 3, FASHION, batch=32),
+    Size(100, 3, FASHION, batch=32),
     Size(60, 2, DIGITS),
 )
 
@@ -275,7 +275,7 @@ NONBLOCKING = Experiment(
         ),
         all_in_one(BLOCKING | PIECES),
     ),
-    Size(120, 3, PLAIN_FASHION, batch=32),
+    Size(80, 3, PLAIN_FASHION, batch=32),
     Size(40, 2, PLAIN_DIGITS, batch=32),
 )
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from offbeat.basics.units import format_bytes, format_seconds
 from offbeat.experiments.experiment import Case, Experiment, Size
 from offbeat.experiments.judging import SAID, Verdict, judge
-from offbeat.experiments.trying import TUNING_SEED, Found, never_waiting
+from offbeat.experiments.trying import TUNING_SEED, Figures, Found, never_waiting
 from offbeat.strategies import METHODS
 
 SMALL = "This is the small version: its figures show that the experiment runs, and are no result."
@@ -72,7 +72,7 @@ class Told:
                             "label": label,
                             "method": self.experiment.methods[label],
                             "tried": {f"{rate:g}": _plain(loss) for rate, loss in found.tried.items()},
-                            "figures": [_plain(asdict(figures)) for figures in found.figures],
+                            "figures": [_plain(_without_curve(figures)) for figures in found.figures],
                         }
                         for label, found in self.found[case.name].items()
                     ],
@@ -93,6 +93,13 @@ class Told:
                 }
                 for verdict in self.verdicts
             ],
+        }
+
+    def curves(self) -> dict[str, object]:
+        """The training losses on the way: (seconds, loss), by case, method and seed."""
+        return {
+            case: {label: {f.seed: _plain(f.curve) for f in of.figures} for label, of in found.items()}
+            for case, found in self.found.items()
         }
 
     def _how(self) -> str:
@@ -143,6 +150,10 @@ class Told:
             here = f"{_short(verdict.figure)} {spread}"
             rows.append([verdict.case, what, verdict.method, over or "–", claim.paper, claim.goal, here, outcome])
         return rows
+
+
+def _without_curve(figures: Figures) -> dict[str, object]:
+    return {name: value for name, value in asdict(figures).items() if name != "curve"}
 
 
 def _heads(case: Case) -> list[str]:
