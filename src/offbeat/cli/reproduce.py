@@ -21,7 +21,7 @@ from offbeat.cli.output import COMMAND, versions, write_json
 from offbeat.cli.progress import meters
 from offbeat.cli.settings import plain_settings
 from offbeat.experiments import EXPERIMENTS, Case, Experiment, Found, carry_out, experiment
-from offbeat.experiments.telling import SMALL, Account
+from offbeat.experiments.telling import SMALL, Telling
 from offbeat.report import charts, page
 from offbeat.report.folder import Recording, Story
 from offbeat.report.table import Record
@@ -84,7 +84,7 @@ def reproduce(
 
         found = carry_out(about, size, cases, place, told)
     made = time.strftime("%Y-%m-%d %H:%M:%S %z")
-    _write(folder, Account(about, size, cases, found, quick, COMMAND.get(), made, versions()))
+    _write(folder, Telling(about, size, cases, found, quick, COMMAND.get(), made, versions()))
 
 
 def _list() -> None:
@@ -107,7 +107,7 @@ def _check(folder: Path) -> None:
         raise ValueError(f"--out {folder} holds other things; name a new folder")
 
 
-def _write(folder: Path, told: Account) -> None:
+def _write(folder: Path, told: Telling) -> None:
     text, console = told.text(), Console()
     if console.is_terminal:
         console.print(Markdown(text))  # as wide as the screen is
@@ -126,7 +126,7 @@ def _write(folder: Path, told: Account) -> None:
     write_json(folder / RESULTS, told.json())
 
 
-def _story(told: Account, case: Case) -> Story:
+def _story(told: Telling, case: Case) -> Story:
     """The training losses of the first seed, for the page that runs have."""
     recordings = [_recording(told.experiment, case, label, of) for label, of in told.found[case.name].items()]
     heading = f"{told.experiment.name}: {case.title}{f'{chr(10)}{SMALL}' if told.quick else ''}"

@@ -17,7 +17,7 @@ SMALL = "This is the small version: its figures show that the experiment runs, a
 
 
 @dataclass(frozen=True)
-class Account:
+class Telling:
     """One experiment as it was run: with which command, when, on what."""
 
     experiment: Experiment
