@@ -283,3 +283,23 @@ def test_a_worker_that_is_there_does_not_come_back() -> None:
     run = Run()
     run.say(2, say.Returns(KEY))
     assert run.last(2) == say.NoReturn(KEY, "it is a member")
+
+
+def test_one_on_its_way_back_hears_of_another_that_is_back_and_whatever_else_is_said() -> None:
+    run = Run(dead=(3, 2))
+    run.comes(2)
+    assert run.last(2).worker in (2, 3)
+    run.returns(3)
+    run.say(0, say.CanHand(KEY, 100))
+    run.say(0, say.Handed(KEY, 80, 5, ""))
+    assert say.Returned(KEY, 3, 0) in run.heard[2]
+    run.say(1, say.Post(KEY, "done/1", "12"))
+    assert say.Fact(KEY, "done/1", "12") in run.heard[2]
+
+
+def test_nothing_is_said_to_the_dead() -> None:
+    run = Run(dead=(3,))
+    before = len(run.heard[3])
+    run.say(0, say.Post(KEY, "reached/0", "3"))
+    run.dies(2)
+    assert len(run.heard[3]) == before
