@@ -217,14 +217,11 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Account:
-    """What has become of an epoch: the batches that are left, those that were passed over, and those with which a step
-    was taken that its worker has not handed in. Each by places.
-    """
+    """What has become of an epoch: the batches that are left, and those that were passed over, by their places."""
 
     number: int
     left: Ranges
     skipped: Ranges
-    not_handed_in: Ranges
 
 
 @dataclass
@@ -321,10 +318,7 @@ class Dealer:
 
     def accounts(self) -> list[Account]:
         """Of all epochs that somebody has begun."""
-        return [
-            Account(number, one.places(OPEN), one.places(SKIPPED), one.places(STEPPED))
-            for number, one in sorted(self._epochs.items())
-        ]
+        return [Account(n, one.places(OPEN), one.places(SKIPPED)) for n, one in sorted(self._epochs.items())]
 
 
 class Asks(Protocol):

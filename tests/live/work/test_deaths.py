@@ -233,3 +233,46 @@ def test_a_worker_that_is_back_is_given_batches_and_no_sample_is_used_twice(meth
         found = re.match(r"Epoch 0: ([\d,]+) of 200,000 samples were used, and not ", said)
         assert found is not None, said
         assert int(found[1].replace(",", "")) == len(used)
+
+
+def comes_back_later(rank: int) -> tuple[int, list[tuple[int, list[int]]]]:
+    """The others are in some epoch when one is back; it begins where they are."""
+    model = nn.Linear(1, 1).double()
+
+    def life(last: int | None) -> tuple[int, list[tuple[int, list[int]]]]:
+        optimizer, loader = attached(model, "eager"), shared(40)
+        sampler: Any = loader.batch_sampler
+        begun, used = sampler.epoch, list[tuple[int, list[int]]]()
+        for epoch in itertools.count(begun):
+            for number, batch in enumerate(loader):
+                if forge.said("enough"):
+                    break
+                if number == last:
+                    forge.note(used)
+                    die()
+                optimizer.zero_grad()
+                (0.0 * model(batch.double()[:, None])).mean().backward()
+                optimizer.step()
+                used.append((epoch, batch.tolist()))
+                if rank == WHO and last is None and len(used) > MORE:
+                    forge.say("enough")
+            if forge.said("enough"):
+                break
+        optimizer.finish()
+        return begun, used
+
+    if rank == WHO:
+        lives_twice(lambda: life(1))
+    return life(None)
+
+
+def test_a_worker_that_is_back_begins_with_the_epoch_of_the_others() -> None:
+    (outcomes,) = forge.run([Job(comes_back_later, SIZE, timeout_s=90)])
+    out = forge.values(outcomes)
+    (before,) = outcomes[WHO].noted
+    used = [(epoch, sample) for one in [before, *(one for _, one in out)] for epoch, some in one for sample in some]
+    assert len(used) == len(set(used))
+    begun, own = out[WHO]
+    assert begun <= min(epoch for epoch, _ in own)
+    whole = {epoch for epoch, _ in used if epoch < begun}
+    assert {one for one in used if one[0] in whole} == set(itertools.product(whole, range(40)))

@@ -129,7 +129,7 @@ class LeaseServer(Server):
             case say.HowFar(number=number, epoch=epoch) if epoch >= 0:
                 self._answer(worker, number, dealer.look(worker, epoch))
             case say.HowFar(number=number):
-                told = [(one.number, one.left, one.skipped, one.not_handed_in) for one in dealer.accounts()]
+                told = [(one.number, one.left, one.skipped) for one in dealer.accounts()]
                 self._send(worker, say.Accounts(self.key, number, told, dealer.steps))
             case _:
                 raise ValueError(f"a share does not know what to do with {message}")

@@ -567,7 +567,7 @@ class Accounts(NamedTuple):
 
     key: str
     number: int
-    epochs: list[tuple[int, list[tuple[int, int]], list[tuple[int, int]], list[tuple[int, int]]]]
+    epochs: list[tuple[int, list[tuple[int, int]], list[tuple[int, int]]]]
     steps: int
 
 

@@ -396,7 +396,7 @@ class Pass:
 
     def feed(self) -> Iterator[list[int]]:
         """What a loader is to fetch. It may be far ahead of the loop."""
-        while (place := self._taker.fetch(self._batch_us, len(self._loading))) is not None:
+        while not self._is_over and (place := self._taker.fetch(self._batch_us, len(self._loading))) is not None:
             self._loading.append(place)
             yield self._indices(self._numbers[place])
 
