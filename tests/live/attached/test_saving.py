@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Iterator
@@ -177,7 +178,7 @@ def flat_of(model: nn.Module) -> torch.Tensor:
 def save(folder: Path, step: int = STEP) -> None:
     model, inner = saved_state()
     state = folder / "state"
-    torch.save({"optimizer": inner.state_dict(), "step": step}, state)
+    torch.save({"optimizer": inner.state_dict(), "step": step, "shares": []}, state)
     about = {"step": step, "method": "eager()", "workers": 8, "parameters": 83}
     checkpoint.write(folder / "saved", packed({**model.state_dict()}), memoryview(state.read_bytes()), about)
 
@@ -292,3 +293,45 @@ def test_of_a_damaged_one_all_are_warned_and_begin_with_the_one_before(tmp_path:
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     words = f"{path} has changed since it was written: its digest is another; the run is taken up from the one before"
     assert forge.values(forge.run([Job(warned, FEWER, (str(tmp_path / "saved"),))])[0]) == [(1, [words])] * FEWER
+
+
+# With the place in the data.
+
+SAMPLES, BATCH = 96, 2
+
+
+def shared(rank: int, folder: str, made: str) -> tuple[int, list[int]]:
+    """What it begins with, and which samples it uses: until there is a checkpoint, or all that are left."""
+    model, used = net(), list[int]()
+    early = ob.share(range(SAMPLES), BATCH) if made == "before" else None
+    taken_up = bool(list(Path(folder).glob("checkpoint-*")))
+    optimizer = ob.attach(sgd(model), model, checkpoint=folder, every_s=OFTEN_S, resume=folder)
+    sampler = early if early is not None else ob.share(range(SAMPLES), BATCH)
+    begun = sampler.epoch
+    for _ in range(begun, begun + 20):
+        for batch in sampler:
+            if not taken_up and list(Path(folder).glob("checkpoint-*")):
+                os._exit(0)
+            used += batch
+            backward(optimizer, model, rank, 0)
+            optimizer.step()
+            time.sleep(0.004)
+        if taken_up:
+            break
+    end(optimizer)
+    return begun, used
+
+
+@pytest.mark.parametrize("made", ["before", "after"])
+def test_the_samples_that_were_left_are_used_once_by_whoever_takes_the_run_up(made: str, tmp_path: Path) -> None:
+    forge.run([Job(shared, SIZE, (str(tmp_path), made))])
+    saved = checkpoint.every(tmp_path)[0]
+    (state,) = torch.load(saved.place / checkpoint.STATE, weights_only=True)["shares"]
+    epoch = int(state["epoch"])
+    for other in checkpoint.every(tmp_path)[1:]:  # the next job is to take up this one
+        shutil.rmtree(other.place)
+    found = forge.values(forge.run([Job(shared, FEWER, (str(tmp_path), made))])[0])
+    assert [begun for begun, _ in found] == [epoch] * FEWER
+    left = state["left"].get(epoch, torch.arange(SAMPLES // BATCH))
+    assert len({sample for _, used in found for sample in used}) == sum(len(used) for _, used in found)
+    assert sum(len(used) for _, used in found) == BATCH * len(left)

@@ -20,6 +20,7 @@ from offbeat.live.attached.saving import put, room_for
 from offbeat.live.carriers.exchanges import Transport
 from offbeat.live.partial.endpoints import Endpoints
 from offbeat.live.transport.errors import OffbeatError
+from offbeat.live.work import share
 from offbeat.live.worker.board import Board
 from offbeat.method.effects import Next
 from offbeat.tensors.vector import Vec
@@ -73,6 +74,7 @@ class Hands:
             "standing": self._endpoints.standing,
             "averages": self._board.averages,
             "means": self._board.means,
+            "shares": [*share.taken_up()],
         }
 
     def _in_the_model(self) -> list[Tensor]:
@@ -98,6 +100,7 @@ class Hands:
         me = self._driver.me
         left = state.restore(held["method"], self._driver.strategy, me)
         device = me.x.parts[0].device
+        share.take_up(held["shares"])
         self._driver.take_over(left.exchanges, [Vec([part.to(device) for part in one]) for one in held["known"]])
         self._transport.place = tuple(held["place"])
         self._endpoints.take_over(held["standing"])

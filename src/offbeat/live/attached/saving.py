@@ -22,6 +22,7 @@ from offbeat.live.host import checkpoint
 from offbeat.live.host.checkpoint import ModelFile, Saved
 from offbeat.live.memory.arena import round_up
 from offbeat.live.transport.errors import OffbeatError
+from offbeat.live.work import share
 from offbeat.live.worker.board import Board
 from offbeat.live.worker.line import Line
 from offbeat.live.worker.news import HostSaver
@@ -86,6 +87,7 @@ class Saving:
         self._flat, self._model, self._inner, self._me, self._strategy = flat, model, inner, me, strategy
         self._due_s = time.monotonic() + every_s
         self._layout: ModelFile | None = None
+        self._run = board.name
         self._saver: HostSaver | None = None
         beside = [rank for rank in range(board.size) if not board.homes or board.homes[rank] == board.homes[0]]
         if board.line is not None and board.rank in beside:
@@ -111,7 +113,7 @@ class Saving:
         return {name: value.detach() for name, value in state.items() if isinstance(value, Tensor)}
 
     def _state(self) -> dict[str, Any]:
-        return {"optimizer": self._inner.state_dict(), "step": self._me.t}
+        return {"optimizer": self._inner.state_dict(), "step": self._me.t, "shares": share.states(self._run)}
 
     def _lay_down(self, saver: HostSaver) -> None:
         named, state = self._named(), self._state()
@@ -202,3 +204,4 @@ class Resumed:
                 "the optimizer that was saved, or load the model alone: it is model.safetensors"
             ) from error
         me.t = int(state["step"])
+        share.take_up(state["shares"])

@@ -53,6 +53,8 @@ NAMED = 8  # stretches of samples that a sentence names
 _SHUFFLE = 0x5A6E
 _number = itertools.count()
 _shares: weakref.WeakSet[SharedBatches] = weakref.WeakSet()
+_taken_up: list[dict[str, Any]] = []  # the states of a checkpoint, one for each share of a script
+_still_to_be_made: list[dict[str, Any]] = []  # those of shares that the script has not made yet
 _runs: dict[str, RunShares] = {}  # the optimisers that are attached
 _rebuilt: weakref.WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = weakref.WeakKeyDictionary()
 
@@ -117,6 +119,8 @@ class SharedBatches(Sampler[list[int]]):
         self._steps_before = 0
         _through_shares()
         _shares.add(self)
+        if _still_to_be_made:
+            self.load_state_dict(_still_to_be_made.pop(0))
 
     # What a loader asks.
 
@@ -841,6 +845,24 @@ def take_snapshots(run: str) -> None:
     """All have told: what a state says until the next step."""
     for share in _of(run):
         share._snapshot = share._read_state()
+
+
+def states(run: str) -> list[dict[str, Any]]:
+    """Of the shares of this run, in the order in which they were made: what has been handed in by now."""
+    return [share._read_state() for share in _of(run)]
+
+
+def take_up(states: Sequence[dict[str, Any]]) -> None:
+    """The shares of this script go on where these were saved, each in its turn, those too that are made later."""
+    _taken_up[:] = _still_to_be_made[:] = states
+    for share in sorted(_shares, key=lambda share: share.number):
+        if _still_to_be_made:
+            share.load_state_dict(_still_to_be_made.pop(0))
+
+
+def taken_up() -> Sequence[dict[str, Any]]:
+    """With what this script's shares began: for a worker that comes back."""
+    return tuple(_taken_up)
 
 
 def in_words(run: str) -> list[str]:
