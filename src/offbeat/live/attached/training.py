@@ -128,7 +128,9 @@ class Training:
         )
         self._driver = Driver(strategy, self.me, self.transport, self.endpoints, self._recorder.spent, self._island)
         parts = (flat, board, self.transport, self._driver, self.endpoints)
-        self._finite = Finite(flat, self.me.rank, given.nonfinite, self._has_left_out)
+        recorder = self._recorder  # and not this run, which holds what follows
+        left_out = lambda: recorder.cannot("a gradient in it was not finite")  # noqa: E731
+        self._finite = finite = Finite(flat, self.me.rank, given.nonfinite, left_out)
         self.stepping = Stepping(*parts, given.accumulate, self._recorder, self._finite)
         self._others = self.endpoints.others = Others(*parts, self.stepping, lambda: keep_up(inner), self._island)
         self._hands = Hands(flat, inner, board, self.transport, self._driver, self.endpoints)
@@ -155,10 +157,7 @@ class Training:
         if self._returns:
             self._come_back(given.patience_s)
         self.stats.begin()
-        self.stats.losses, self.stats.left_out = lambda: board.losses, lambda: self._finite.in_words
-
-    def _has_left_out(self) -> None:
-        self._recorder.cannot("a gradient in it was not finite")
+        self.stats.losses, self.stats.left_out = lambda: board.losses, lambda: finite.in_words
 
     def _come_back(self, patience_s: float) -> None:
         """Take a member's replica over, and be there where it is."""
