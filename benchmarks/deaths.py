@@ -1,6 +1,7 @@
 """What a death costs the others, and coming back: with ``min_workers`` they go on.
 
-    python benchmarks/deaths.py [--json FILE] [--repeats 8] [--only kills,returns,goodput,chaos] [--methods eager,…]
+    python benchmarks/deaths.py [--json FILE] [--repeats 8] [--only kills,returns,goodput,saves,chaos]
+                                [--methods eager,…]
 
 - kills: 4 processes of one host, 10⁶ parameters, steps of 10 ms. One of them, another each time, is killed (SIGKILL)
   at a drawn moment; the longest step of any other, over all kills, beside the longest of runs without a kill.
@@ -8,6 +9,8 @@
   until its first step is over; and the others' longest step from its return on, beside the longest before.
 - goodput: 4 processes, of which one dies a third of the way through and another after two thirds: steps of all
   together, over the share of workers that were alive, which is what there could be.
+- saves: 2 processes, 25·10⁶ parameters, SGD with momentum: the mean step with a checkpoint every second, over that
+  without.
 - chaos: every method; each worker dies at drawn moments, in its first two lives: rank 0, several at once, while it
   comes back. Every run must end, with equal weights on all who are there at the end. ``--repeats``: so often.
 """
@@ -21,9 +24,11 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +36,7 @@ from harness import Report, arguments, median, spread
 from torch import nn
 
 import offbeat as ob
+from offbeat.live.host import checkpoint
 
 SIZE, STEP_S, PARAMETERS, MANY, STEPS = 4, 0.010, 1_000_000, 25_000_000, 150
 METHODS = {
@@ -58,7 +64,12 @@ def work(told: Mapping[str, Any]) -> None:
         threading.Timer(dies_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
     model = nn.Linear(told["parameters"] // 100, 100, bias=False)
     optimizer = ob.attach(
-        torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9), model, told["method"], min_workers=1
+        torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9),
+        model,
+        told["method"],
+        min_workers=1,
+        checkpoint=told["folder"],
+        every_s=1.0,
     )
     if not life and dies_s is not None:
         threading.Timer(dies_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
@@ -85,6 +96,8 @@ def run(
     restarts: int = 0,
     parameters: int = PARAMETERS,
     backward: bool = False,
+    folder: str | None = None,
+    size: int = SIZE,
 ) -> list[dict[str, Any]]:
     """All that all workers tell. ``dies_s``: by rank and life, how long after attach, or in later lives its start."""
     told = {
@@ -93,8 +106,9 @@ def run(
         "seconds": seconds,
         "parameters": parameters,
         "backward": backward,
+        "folder": folder,
     }
-    command = [sys.executable, "-m", "offbeat", "launch", "-n", str(SIZE), "--restarts", str(restarts)]
+    command = [sys.executable, "-m", "offbeat", "launch", "-n", str(size), "--restarts", str(restarts)]
     command += [__file__, "--", "--work", json.dumps(told)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, f"{method}, {told}: {ran.returncode}\n{ran.stderr[-6000:]}"
@@ -168,6 +182,24 @@ def goodput(report: Report, repeats: int, methods: list[str]) -> None:
         report.row(what, spread(shares), "within 2 %", median(shares) >= 0.98)
 
 
+def saves(report: Report, repeats: int, methods: list[str]) -> None:
+    for method in methods:
+        ratios, written = [], 0
+        for _ in range(repeats):
+            means = []
+            with tempfile.TemporaryDirectory() as folder:
+                for where in (None, folder):
+                    steps = steps_of(run(METHODS[method], {}, 15.0, 0, MANY, folder=where, size=2), 1)
+                    means.append(sum(map(sum, steps.values())) / sum(map(len, steps.values())))
+                found = checkpoint.every(Path(folder))
+                assert found
+                assert not any(one.damage for one in found)
+                written += int(found[0].place.name.partition("-")[2])
+            ratios.append(means[1] / means[0])
+        what = f"{method}: mean step with checkpoints ({written} in {15 * repeats} s), over that without"
+        report.row(what, spread(ratios), "at most 1.03", median(ratios) <= 1.03)
+
+
 def chaos(report: Report, repeats: int, methods: list[str]) -> None:
     del methods
     killed, returned = 0, 0
@@ -181,7 +213,7 @@ def chaos(report: Report, repeats: int, methods: list[str]) -> None:
         }
         if len([1 for rank, life in dies_s if not life]) == SIZE:  # somebody is to be there
             dies_s.pop((draw.randrange(SIZE), 0))
-        told = run(name, dies_s, 9.0, LIVES, 10_000, backward=True)
+        told = run(name, dies_s, 15.0, LIVES, 10_000, backward=True)
         ends = {one["digest"] for one in told if "digest" in one}
         lives = {(one["rank"], one["life"]) for one in told}
         assert len(ends) == 1, f"{name}, {dies_s}: the workers end with different weights"
@@ -197,12 +229,12 @@ def main() -> None:
         work(json.loads(sys.argv[sys.argv.index("--work") + 1]))
         return
     parser = arguments(__doc__ or "")
-    parser.add_argument("--only", default="kills,returns,goodput,chaos")
+    parser.add_argument("--only", default="kills,returns,goodput,saves,chaos")
     parser.add_argument("--methods", default=",".join(METHODS))
     given = parser.parse_args()
     methods = [name for name in METHODS if name in given.methods.split(",")]
     report = Report("deaths", given)
-    for part, repeats in ((kills, given.repeats), (returns, 3), (goodput, 3), (chaos, given.repeats)):
+    for part, repeats in ((kills, given.repeats), (returns, 3), (goodput, 3), (saves, 3), (chaos, given.repeats)):
         if part.__name__ in given.only.split(","):
             part(report, repeats, methods)
     report.close()

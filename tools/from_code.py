@@ -31,7 +31,10 @@ SECTIONS = (
     ("Shared work", ("live/work",)),
     ("Trainers", ("integrations",)),
     ("Methods and their settings", ("strategies", "method", "rounds", "tensors", "topology")),
-    ("Simulations, delays, tasks", ("sim", "delays", "tasks", "runs", "replaying", "report")),
+    (
+        "Simulations, delays, tasks, experiments",
+        ("sim", "delays", "tasks", "experiments", "runs", "replaying", "report"),
+    ),
     ("The command line, units and numbers", ("cli", "basics")),
 )
 KINDS = {
@@ -59,6 +62,7 @@ VARIABLES = {
     "OFFBEAT_RETURNS": "how often this worker was started again; `offbeat launch --restarts` sets it, leave it alone",
     "OFFBEAT_RESUME": "the folder of checkpoints that the script's first `ob.attach` begins with; `offbeat launch "
     "--resume` sets it",
+    "OFFBEAT_DATA": "a folder with data for `offbeat reproduce`, looked into before those of system packages",
     "RANK": "this process's number in the job, set by the launcher. Without it the job has one worker",
     "WORLD_SIZE": "how many processes the job has, set by the launcher",
     "LOCAL_RANK": "this process's number on its host, set by the launcher: the GPU of that number is its own",

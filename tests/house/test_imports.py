@@ -31,9 +31,10 @@ MAY_IMPORT = {
     "sim": WORLD,
     "live": WORLD,
     "replaying": WORLD | {"strategies", "sim"},
+    "experiments": WORLD | {"strategies", "sim"},
     "report": {"basics", "runs", "method"},
     "integrations": {"basics", "method", "live", "strategies"},
-    "cli": WORLD | {"strategies", "sim", "live", "report", "replaying"},
+    "cli": WORLD | {"strategies", "sim", "live", "report", "replaying", "experiments"},
     "__init__": WORLD | {"strategies", "sim", "live", "replaying"},
     "__main__": {"cli"},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -40,6 +41,13 @@ def backward(optimizer: ob.Attached, model: nn.Module, rank: int, t: int) -> Non
             F.mse_loss(model(x), y).backward()
     else:
         loss(model, rank, t).backward()
+
+
+def end(optimizer: ob.Attached) -> None:
+    """Finish, whatever samples of cut batches nobody has reached."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*samples of this worker were never used")
+        optimizer.finish()
 
 
 def flat(model: nn.Module | Iterable[Tensor]) -> Tensor:

@@ -18,6 +18,7 @@ from offbeat.cli.launching import launch
 from offbeat.cli.methods import cite, list_methods
 from offbeat.cli.output import COMMAND
 from offbeat.cli.report import report
+from offbeat.cli.reproduce import reproduce
 from offbeat.cli.running import compare, simulate, train
 from offbeat.cli.status import show_status
 from offbeat.live import OffbeatError
@@ -41,6 +42,7 @@ app.command("train")(train)
 app.command("launch", context_settings={"allow_interspersed_args": False})(launch)
 app.command("compare")(compare)
 app.command("report")(report)
+app.command("reproduce")(reproduce)
 app.command("status")(show_status)
 app.command("inspect")(inspect)
 

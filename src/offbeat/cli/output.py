@@ -88,9 +88,9 @@ def versions() -> dict[str, str]:
     return {**found, "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"}
 
 
-def write_json(path: Path, value: object) -> None:
+def write_json(path: Path, value: object, indent: int | None = 2) -> None:
     """Write to a file beside it and rename: a reader never sees half of it, and a failure leaves the old one."""
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.absolute().parent, delete=False) as file:
         try:
             file.write(text + "\n")

@@ -18,14 +18,13 @@ from offbeat.live.host import checkpoint
 from tests.support import forge
 from tests.support.forge import Job, attempt
 from tests.support.methods import EVERY_KIND
-from tests.support.nets import backward, flat, net, sgd
+from tests.support.nets import backward, end, flat, net, sgd
 from tests.support.saved import packed
 from tests.support.two_lives import die
 
 pytestmark = pytest.mark.live
 
 SIZE, FEWER, MORE, OFTEN_S, STEP = 3, 2, 4, 0.05, 70
-UNUSED = ".*samples of this worker were never used"
 
 
 def until_there_is_one(folder: str, within_s: float = 50.0) -> Iterator[int]:
@@ -38,12 +37,6 @@ def until_there_is_one(folder: str, within_s: float = 50.0) -> Iterator[int]:
         assert time.monotonic() < end_s, "no checkpoint was written"
         time.sleep(0.002)
         yield t
-
-
-def end(optimizer: ob.Attached) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=UNUSED)
-        optimizer.finish()
 
 
 # Writing.

@@ -47,7 +47,7 @@ LATER = {
     "ad_psgd": ob.ad_psgd(),
 }
 METHODS = {**AT_ONCE, **LATER}
-MOMENTS = ("with batches in its hands", "between backward and step")
+MOMENTS = ("with batches in its hands", "between backward and step", "as it leaves between two steps")
 
 
 class Marks(nn.Module):
@@ -83,6 +83,9 @@ def dying(rank: int, method: str, moment: str, loaders: int, epochs: int) -> tup
                     forge.say("dying")
                     if moment == MOMENTS[0]:
                         die()
+                    if moment == MOMENTS[2]:
+                        optimizer.leave()
+                        return [], []
                 else:
                     forge.hear("dying")
             optimizer.zero_grad()
@@ -99,6 +102,7 @@ Case = tuple[str, str, int, int]
 CASES: list[Case] = [
     *((method, MOMENTS[k % 2], 0, 1) for k, method in enumerate(METHODS)),
     *((method, MOMENTS[(k + 1) % 2], 0, 2) for k, method in enumerate(METHODS)),
+    *((method, MOMENTS[2], 0, 1) for method in ("in step", "eager, late", "self_clocked")),
     ("eager", MOMENTS[0], 2, 1),
 ]
 
@@ -156,6 +160,32 @@ def test_every_gradient_is_in_the_weights_once(ended: Any, case: Case) -> None:
     sums = {round(sum(some), 9) for some in itertools.combinations_with_replacement(parts, case[3])}
     for _, weights in survivors(ended[case]):
         assert {round(weight, 9) for weight in weights} <= sums
+
+
+def dies_last(rank: int, method: str) -> list[str]:
+    """One keeps its second batch, and what its loader has fetched, until the others have nothing else to do."""
+    model = Marks()
+    optimizer = attached(model, METHODS[method])
+    for number, batch in enumerate(shared(num_workers=2 if rank == WHO else 0)):
+        if rank == WHO and number == 1:
+            others = set(range(SIZE)) - {WHO}
+            while {one.rank for one in optimizer.status().workers if "give back" in one.doing} != others:
+                pass
+            die()
+        optimizer.zero_grad()
+        (-model.w[batch].sum()).backward()
+        optimizer.step()
+    optimizer.finish()
+    return of_samples(optimizer)
+
+
+@pytest.mark.parametrize("method", ["eager", "eager, late", "wagma", "self_clocked", "ad_psgd"])
+def test_those_who_have_no_work_left_wait_for_what_the_last_one_may_give_back(method: str) -> None:
+    (outcomes,) = forge.run([Job(dies_last, SIZE, (method,), timeout_s=90)])
+    for rank, outcome in enumerate(outcomes):
+        if rank != WHO:
+            assert outcome.returned, outcome.stderr[-3000:]
+            assert outcome.value == [f"{SAMPLES} of {SAMPLES} samples were used once."]
 
 
 # Coming back.

@@ -23,7 +23,7 @@ SHOWN = 5  # warnings; of further steps the summary tells
 FEW = 3  # names
 
 
-class Found(NamedTuple):
+class Glance(NamedTuple):
     """A look that nobody has read yet. ``there``: an event of the GPU that comes after it."""
 
     step: int
@@ -38,7 +38,7 @@ class Finite:
 
     def __init__(self, flat: Flat, rank: int, how: Nonfinite, left_out: Callable[[], None]) -> None:
         self._flat, self._rank, self._how, self._left_out = flat, rank, how, left_out
-        self._unread: deque[Found] = deque()
+        self._unread: deque[Glance] = deque()
         self.steps: list[int] = []  # whose gradients were left out
 
     def look(self, step: int, what: str) -> None:
@@ -55,13 +55,13 @@ class Finite:
                 if not are_finite.all():
                     for grad in grads:
                         grad.zero_()
-                    self._unread.append(Found(step, what, names, are_finite, None))
+                    self._unread.append(Glance(step, what, names, are_finite, None))
             else:
                 any_is_not = ~are_finite.all()
                 for grad in grads:
                     grad.masked_fill_(any_is_not, 0)
                 there = torch.cuda.Event()
-                self._unread.append(Found(step, what, names, are_finite.to("cpu", non_blocking=True), there))
+                self._unread.append(Glance(step, what, names, are_finite.to("cpu", non_blocking=True), there))
                 there.record(torch.cuda.current_stream(device))
         self.tell(wait=False)
 
@@ -74,7 +74,7 @@ class Finite:
             if not found.are_finite.all():
                 self._tell(found)
 
-    def _tell(self, found: Found) -> None:
+    def _tell(self, found: Glance) -> None:
         bad = [name for name, fine in zip(found.names, found.are_finite.tolist(), strict=True) if not fine]
         where = ", ".join(bad[:FEW]) + (f" and {len(bad) - FEW} more parameters" if len(bad) > FEW else "")
         said = f"rank {self._rank}: {found.what} of step {found.step} is not finite in {where}"

@@ -72,6 +72,7 @@ class Hands:
             "place": list(self._transport.place),
             "standing": self._endpoints.standing,
             "averages": self._board.averages,
+            "means": self._board.means,
         }
 
     def _in_the_model(self) -> list[Tensor]:
@@ -100,7 +101,7 @@ class Hands:
         self._driver.take_over(left.exchanges, [Vec([part.to(device) for part in one]) for one in held["known"]])
         self._transport.place = tuple(held["place"])
         self._endpoints.take_over(held["standing"])
-        self._board.averages = held["averages"]
+        self._board.averages, self._board.means = held["averages"], held["means"]
 
 
 def _whole(tensor: Tensor) -> Tensor:

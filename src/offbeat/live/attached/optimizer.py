@@ -23,6 +23,9 @@ from offbeat.runs.trace import Trace
 
 P = ParamSpec("P")
 T = TypeVar("T")
+V = TypeVar("V", float, torch.Tensor)
+
+MOST_OF_A_MEAN = 4096  # numbers
 
 
 def _over_when_a_peer_fails(method: Callable[Concatenate[Attached, P], T]) -> Callable[Concatenate[Attached, P], T]:
@@ -248,6 +251,26 @@ class Attached(torch.optim.Optimizer):
         """Make all replicas equal now (weights and buffers), to evaluate or to save. Every rank must call it."""
         self._run.refuse_if_over("average()")
         self._run.average()
+
+    @_over_when_a_peer_fails
+    def mean(self, value: V) -> V:
+        """The mean over all workers of what each has measured, to log or to decide by: a number or a small tensor.
+
+        Every worker calls it equally often, between two steps, and it waits for all but those who are dead or have
+        finished; rounds of others do not wait meanwhile. The answer is the same on all.
+        """
+        self._run.refuse_if_over("mean()")
+        numbers = value.detach().double().reshape(-1).tolist() if isinstance(value, torch.Tensor) else [float(value)]
+        if len(numbers) > MOST_OF_A_MEAN:
+            raise ValueError(
+                f"mean() was given {len(numbers)} numbers; give it at most {MOST_OF_A_MEAN}, what one logs"
+            )
+        found = self._run.mean(numbers)
+        if isinstance(value, torch.Tensor):
+            like = value.detach()
+            kind = like.dtype if like.is_floating_point() else torch.get_default_dtype()
+            return torch.tensor(found, dtype=kind, device=like.device).reshape(like.shape)
+        return found[0]
 
     @_over_when_a_peer_fails
     def full_state_dict(self) -> dict[str, Any]:

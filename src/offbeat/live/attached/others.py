@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -99,24 +99,37 @@ class Others:
     def until(self, ready: Callable[[], bool]) -> None:
         """Until ``ready``, while this worker's loop has no batch and may be given one; or until somebody asks for an
         average, which its loop may have come to.
-
-        Rounds do not wait for it: it is in a meeting of its own, which nobody else ever enters.
         """
-        what, name = "batches that others may give back", f"no batch/{self._board.name}/{self.me.rank}"
         with torch.no_grad():
             self._driver.start()
             if self._stepping.has_begun or self._driver.steps_alone:
                 return
-            self._board.waits_for_data(True)
-            elsewhere.count(name, self._board.members)
-            with elsewhere.waiting(name, what):
-                while not (ready() or self.asked()):
-                    if self._takes_their_steps():
-                        self._idle()
-                    else:
-                        over = lambda: ready() or self.asked() or self._takes_their_steps()  # noqa: E731
-                        self._transport.waiter.until(over, what, bears=True)
-            self._board.waits_for_data(False)
+            self._stay_out("no batch", "batches that others may give back", lambda: ready() or self.asked())
+
+    def mean(self, numbers: Sequence[float]) -> list[float]:
+        """Of what all workers have measured, one after the other: each calls it equally often."""
+        said = self._board.say_for_mean(numbers)
+        with torch.no_grad():
+            self._driver.start()
+            self._stay_out("mean", "a mean of all", lambda: said() is not None)
+        found = said()
+        assert found is not None
+        return [sum(column) / len(found) for column in zip(*found, strict=True)]
+
+    def _stay_out(self, meeting: str, what: str, over: Callable[[], bool]) -> None:
+        """Wait between two steps. The others' steps are taken without data, and their rounds do not wait for this
+        worker: it is in a meeting of its own, which nobody else ever enters.
+        """
+        name = f"{meeting}/{self._board.name}/{self.me.rank}"
+        self._board.waits_for_data(True)
+        elsewhere.count(name, self._board.members)
+        with elsewhere.waiting(name, what):
+            while not over():
+                if self._takes_their_steps():
+                    self._idle()
+                else:
+                    self._transport.waiter.until(lambda: over() or self._takes_their_steps(), what, bears=True)
+        self._board.waits_for_data(False)
 
     def _takes_their_steps(self) -> bool:
         return self._meets_in_steps and isinstance(self._driver.asks, Next) and self._is_behind()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -317,6 +317,16 @@ class Training:
             with torch.no_grad():
                 self._driver.start()  # as those without data have done
             self._others.average()
+
+    def mean(self, numbers: Sequence[float]) -> list[float]:
+        """Of what all workers have measured."""
+        elsewhere.stepping()
+        if self._island is not None:
+            raise OffbeatError("mean() is not built for a sharded model; use a collective of your own")
+        if self.stepping.has_begun:
+            raise OffbeatError("mean() came between backward() and step(); call it after the step")
+        self._refuse_between_averages("mean()")
+        return self._others.mean(numbers) if self.me.size > 1 else [*numbers]
 
     def finish(self) -> None:
         """Answer the others until all are done, apply what is in flight, make all replicas equal."""

@@ -29,7 +29,7 @@ from offbeat.live.memory.arena import Arena
 from offbeat.rounds.bell import Rope
 
 LOSSES = ("failed", "gone", "left")
-PROGRESS = ("reached/", "done/", "average/", "meeting/")  # facts by which a worker says how far it is
+PROGRESS = ("reached/", "done/", "average/", "meeting/", "mean/")  # facts by which a worker says how far it is
 GO_ON = "the others go on"
 ANSWER_S = 1.0  # for other hosts to say what their workers are doing
 

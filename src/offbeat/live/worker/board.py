@@ -60,6 +60,7 @@ class Board:
         self._section = ""  # before the names of what is posted for one channel of several
         self.someone_is_done = False
         self.averages = 0  # that this worker has taken part in
+        self.means = 0  # that it has asked for
         self._alone: dict[str, str] = {}  # the facts of a single worker
         self._reached = -1
         self._link: RunFacts | None = None
@@ -427,6 +428,28 @@ class Board:
         """Whether all of these ask for it, but those whose data has ended."""
         ranks, facts = range(self.size) if among is None else among, self._facts
         return all(f"average/{number}/{rank}" in facts or f"done/{rank}" in facts for rank in ranks)
+
+    # Means of what the script has measured.
+
+    def say_for_mean(self, numbers: Sequence[float]) -> Callable[[], list[list[float]] | None]:
+        """What this worker has for the mean that is next; the answer is what all have, once they have said it, all but
+        those who are dead or without data.
+
+        Only the last two means of each worker are kept: whoever says something for one has read the last but one.
+        """
+        number, self.means = self.means, self.means + 1
+        self._post(f"mean/{number % 2}/{self.rank}", json.dumps([number, self.rank, [*numbers]]))
+        return lambda: self._said_for_mean(number)
+
+    def _said_for_mean(self, number: int) -> list[list[float]] | None:
+        facts, found = self._facts, list[list[float]]()
+        for rank in range(self.size):
+            its_number, who, numbers = json.loads(facts.get(f"mean/{number % 2}/{rank}", "[-1, -1, []]"))
+            if its_number == number and who == rank:
+                found.append(numbers)
+            elif its_number < number and rank not in self.dead and f"done/{rank}" not in facts:
+                return None
+        return found
 
     # The end.
 

@@ -1,0 +1,107 @@
+"""An experiment, as data: a paper's claim, the scene it was made in, the rivals, and what ours must come to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from offbeat.delays import Seconds
+from offbeat.experiments.workloads import Workload
+from offbeat.sim import Network
+
+Measure = Literal["speed-up", "speed-up to the same training loss", "bytes", "loss", "training loss", "points lost",
+                  "efficiency"]  # fmt: skip
+ALL_IN_ONE = "self_clocked"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Workers, how long their steps take, who is late, and what a message costs.
+
+    ``step_s``: a step that nobody delays; ``compute_s`` stands in its place where steps are uneven by themselves.
+    ``injected``: who is made late here, in words. ``message_bytes``: the model of the paper whose messages are to cost
+    what they cost there; ours is smaller, and the network slower by as much. ``learns``: with gradients, or time alone.
+    ``ends``: when all together have taken their gradients, or at the time that those would take if nobody were late.
+    ``quick``: whether the small version has it, too.
+    """
+
+    name: str
+    workers: int
+    step_s: float
+    compute_s: Seconds | None = None
+    delays: Seconds | None = None
+    injected: str = ""
+    network: Network = field(default_factory=Network)
+    message_bytes: float | None = None
+    learns: bool = True
+    ends: Literal["samples", "time"] = "samples"
+    quick: bool = True
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}; injected: {self.injected}" if self.injected else f"{self.name}; nothing injected"
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is run. ``steps``: gradients of each worker, on average; ``timed_steps``: where only time is simulated.
+
+    ``seeds``: how many the figures are of, and ``timed_seeds`` those of time alone (1, where nothing is drawn);
+    ``tuning_seeds`` are those of the search for a learning rate. None is in both.
+    """
+
+    steps: int
+    seeds: int
+    workload: Workload | None = None
+    batch: int = 16
+    timed_steps: int = 64
+    timed_seeds: int = 1
+    tuning_seeds: int = 1
+    points: int = 40
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What ours must come to, on the median over seeds: ``at_least`` or ``at_most``.
+
+    ``paper``: what the paper has there. ``of``: our methods, each of which is judged by itself. ``over``: the rivals,
+    by the worst of whom a seed counts. ``among``: cases whose names contain this.
+    """
+
+    paper: str
+    measure: Measure
+    of: tuple[str, ...]
+    over: tuple[str, ...] = ()
+    at_least: float | None = None
+    at_most: float | None = None
+    among: str = ""
+    learning: bool = True
+
+    @property
+    def goal(self) -> str:
+        return f"≥ {self.at_least:g}" if self.at_least is not None else f"≤ {self.at_most:g}"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A row of the papers' claims. ``papers``: by the names of the methods; ``methods``: labels, and methods in words.
+
+    The first of the methods is the one whose time counts as 1×.
+    """
+
+    name: str
+    papers: tuple[str, ...]
+    claim: str
+    here: str
+    methods: Mapping[str, str]
+    cases: tuple[Case, ...]
+    claims: tuple[Claim, ...]
+    full: Size
+    quick: Size
+
+    @property
+    def needs(self) -> str:
+        """What data a full run needs that do not come with the package."""
+        data = self.full.workload.data if self.full.workload is not None else None
+        return "nothing" if data is None else data.name

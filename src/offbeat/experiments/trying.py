@@ -1,0 +1,197 @@
+"""The one runner: every method of an experiment in every case, each at the rate that the same search has found."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from offbeat import delays
+from offbeat.experiments.experiment import Case, Experiment, Size
+from offbeat.experiments.workloads import Workload, watched
+from offbeat.runs.result import Run
+from offbeat.sim import Network, simulate
+from offbeat.strategies import named
+
+TUNING_SEED, FURTHER = 101, 2  # the first of the search's seeds; how often it goes on where the best rate is at an end
+SAMPLED_STEPS = 200  # of which the mean step of each worker is taken
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one run came to. ``curve``: (seconds, training loss). Without learning there are no losses."""
+
+    seed: int
+    rate: float | None
+    seconds: float
+    waiting: float
+    sent: int
+    gradients: int
+    loss: float | None = None
+    accuracy: float | None = None
+    training_loss: float | None = None
+    curve: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def efficiency(self) -> float:
+        """The share of the workers' time in which they computed."""
+        return 1.0 - self.waiting
+
+
+@dataclass(frozen=True)
+class Found:
+    """All figures of a method in a case, one for each seed; ``tried``: the search's losses, by rate."""
+
+    figures: tuple[Figures, ...]
+    tried: Mapping[float, float]
+
+    @property
+    def rate(self) -> float | None:
+        return self.figures[0].rate
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run to be made."""
+
+    method: str
+    case: Case
+    size: Size
+    seed: int
+    rate: float | None = None
+    folder: Path | None = None
+
+    def run(self) -> Figures:
+        case, size, workload = self.case, self.size, self.size.workload
+        start = partial(
+            simulate,
+            named(self.method),
+            workers=case.workers,
+            seed=self.seed,
+            compute_s=case.step_s if case.compute_s is None else case.compute_s,
+            delays=case.delays,
+            rounds=False,
+        )
+        if not case.learns:
+            done = start(None, steps=size.timed_steps, network=case.network, parameters=_parameters(case))
+            return Figures(self.seed, None, done.seconds, _waiting(done), done.wire_bytes, sum(done.gradients))
+        assert workload is not None
+        assert self.rate is not None
+        task = workload.task(self.seed, size.batch, self.rate, size.steps, self.folder)
+        by_samples, gradients = case.ends == "samples", size.steps * case.workers
+        length_s = never_waiting(case, gradients, self.seed) if by_samples else size.steps * case.step_s
+        done = start(
+            watched(task, size.batch),
+            network=_scaled(case, 4 * sum(p.numel() for p in task.build(0).parameters())),
+            samples=gradients if by_samples else None,
+            seconds=None if by_samples else length_s,
+            watch_s=length_s / size.points,
+        )
+        assert task.evaluate is not None
+        assert done.model is not None
+        judged = task.evaluate(done.model)
+        return Figures(
+            self.seed,
+            self.rate,
+            done.seconds,
+            _waiting(done),
+            done.wire_bytes,
+            sum(done.gradients),
+            _number(judged["loss"]),
+            judged.get("accuracy"),
+            _number(done.metrics["loss"]),
+            _curve(done),
+        )
+
+
+def carry_out(
+    experiment: Experiment, size: Size, cases: Sequence[Case], folder: Path | None, told: Callable[[str], None]
+) -> dict[str, dict[str, Found]]:
+    """Every method's figures, by case. ``told`` hears in a line what is about to run.
+
+    Rates are searched for once for each number of workers, in the first case that has so many.
+    """
+    if size.workload is not None and size.workload.data is not None:
+        size.workload.data.place(folder)  # before the work, for its sentence
+    found: dict[str, dict[str, Found]] = {}
+    tried: dict[tuple[str, int], Mapping[float, float]] = {}
+    for case in cases:
+        of_case = found.setdefault(case.name, {})
+        for label, method in experiment.methods.items():
+            told(f"{case.name}: {label}")
+            trial = Trial(method, case, size, 0, folder=folder)
+            rates: Mapping[float, float] = {}
+            if case.learns:
+                key = label, case.workers
+                rates = tried[key] = tried.get(key) or searched(trial)
+            rate = best(rates) if rates else None
+            count = size.seeds if case.learns else size.timed_seeds
+            figures = [replace(trial, seed=seed, rate=rate).run() for seed in range(1, count + 1)]
+            of_case[label] = Found(tuple(figures), rates)
+    return found
+
+
+def searched(trial: Trial) -> dict[float, float]:
+    """The mean held-out loss of each rate: of the workload's, and further out while the best is at an end."""
+    assert isinstance(trial.size.workload, Workload)
+    seeds = range(TUNING_SEED, TUNING_SEED + trial.size.tuning_seeds)
+    losses: dict[float, float] = {}
+
+    def look(rate: float) -> None:
+        runs = [replace(trial, seed=seed, rate=rate).run() for seed in seeds]
+        losses[rate] = statistics.fmean(math.inf if r.loss is None else r.loss for r in runs)
+
+    for rate in trial.size.workload.rates:
+        look(rate)
+    for _ in range(FURTHER):
+        at = best(losses)
+        if at not in (min(losses), max(losses)):
+            break
+        look(at / 2 if at == min(losses) else at * 2)
+    return losses
+
+
+def best(losses: Mapping[float, float]) -> float:
+    return min(losses, key=lambda rate: losses[rate])
+
+
+def never_waiting(case: Case, gradients: float, seed: int) -> float:
+    """How many seconds so many gradients take if every worker takes one after the other, whoever is late."""
+    what = {"seed": seed, "workers": case.workers, "what": "a step"}
+    compute = delays.bind(case.step_s if case.compute_s is None else case.compute_s, **what)  # type: ignore[arg-type]
+    late = delays.bind(case.delays, **what)  # type: ignore[arg-type]
+    steps = range(SAMPLED_STEPS)
+    means = [statistics.fmean(compute(t, rank) + late(t, rank) for t in steps) for rank in range(case.workers)]
+    return gradients / sum(1.0 / mean for mean in means)
+
+
+def _waiting(done: Run) -> float:
+    """The share of the workers' time that is no computing: waiting, messages in the open, and being done early."""
+    busy_s = sum(done.finished_s) - sum(done.wait_s)
+    return 1.0 - busy_s / (done.workers * done.seconds) if done.seconds else 0.0
+
+
+def _curve(done: Run) -> tuple[tuple[float, float], ...]:
+    """Up to the end of the run, with the final model's loss there."""
+    seen = [(at_s, metrics["loss"]) for at_s, metrics in done.curve if at_s < done.seconds]
+    return (*((at_s, loss) for at_s, loss in seen if math.isfinite(loss)), (done.seconds, done.metrics["loss"]))
+
+
+def _scaled(case: Case, own_bytes: int) -> Network:
+    """The case's network, slower by as much as our model is smaller than the paper's."""
+    if case.message_bytes is None:
+        return case.network
+    assert not callable(case.network.bandwidth_Bps)
+    return replace(case.network, bandwidth_Bps=case.network.bandwidth_Bps * own_bytes / case.message_bytes)
+
+
+def _parameters(case: Case) -> int:
+    return 1_000_000 if case.message_bytes is None else round(case.message_bytes / 4)
+
+
+def _number(loss: float) -> float | None:
+    """None: it is not a number any more."""
+    return loss if math.isfinite(loss) else None

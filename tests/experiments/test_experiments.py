@@ -1,0 +1,335 @@
+"""Claims about the papers' experiments: what is declared fits together, what runs is judged as declared."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib.util
+import json
+import math
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from offbeat.cli import main
+from offbeat.experiments import EXPERIMENTS, Case, Claim, Experiment, Figures, Found, datasets, judge
+from offbeat.experiments.datasets import Dataset
+from offbeat.experiments.experiment import ALL_IN_ONE
+from offbeat.experiments.judging import MEASURES, SAID, to_same_loss
+from offbeat.experiments.telling import SMALL
+from offbeat.experiments.trying import TUNING_SEED, Trial, best, never_waiting, searched
+from offbeat.experiments.workloads import hyperplane
+from offbeat.strategies import METHODS, named
+
+Captured = pytest.CaptureFixture[str]
+ROOT = Path(__file__).parents[2]
+every = pytest.mark.parametrize("about", EXPERIMENTS.values(), ids=EXPERIMENTS.keys())
+
+
+def run(line: str) -> int:
+    return main(shlex.split(line))
+
+
+# What is declared
+
+
+@every
+def test_every_method_of_an_experiment_exists_and_the_default_is_in_every_table(about: Experiment) -> None:
+    assert all(named(words).name in METHODS for words in about.methods.values())
+    assert about.methods[ALL_IN_ONE] == "self_clocked"
+    assert any(claim.of == (ALL_IN_ONE,) for claim in about.claims)
+    assert all(METHODS[paper].paper.arxiv for paper in about.papers)
+
+
+@every
+def test_every_claim_is_about_methods_and_cases_that_there_are(about: Experiment) -> None:
+    for claim in about.claims:
+        assert {*claim.of, *claim.over} <= set(about.methods)
+        assert not {*claim.of} & {*claim.over}
+        assert (claim.at_least is None) != (claim.at_most is None)
+        assert [case for case in about.cases if case.learns == claim.learning and claim.among in case.name]
+
+
+@every
+@pytest.mark.parametrize("is_quick", [False, True])
+def test_the_figures_seeds_are_not_those_of_the_search(about: Experiment, is_quick: bool) -> None:
+    size = about.quick if is_quick else about.full
+    assert size.seeds < TUNING_SEED
+    assert size.workload is not None or not any(case.learns for case in about.cases)
+
+
+@every
+def test_who_is_made_late_is_called_injected(about: Experiment) -> None:
+    for case in about.cases:
+        lengths = "lengths only" in case.name
+        assert bool(case.injected) == (not lengths and (case.delays is not None or case.compute_s is not None))
+        assert ("; injected: " in case.title) == bool(case.injected)
+
+
+@every
+def test_the_small_version_needs_no_data_that_do_not_come_along(about: Experiment) -> None:
+    assert about.quick.workload is None or about.quick.workload.data is None
+    assert any(case.quick for case in about.cases)
+
+
+# What runs
+
+
+@every
+def test_the_small_version_writes_its_table_and_all_that_stands_behind_it(
+    about: Experiment, tmp_path: Path, capsys: Captured
+) -> None:
+    line = f"reproduce {about.name} --quick --out {tmp_path}/made --seeds 1 --length {LENGTHS.get(about.name, 8)}"
+    assert run(line) == 0
+    told = capsys.readouterr()
+    table = (tmp_path / "made" / "table.md").read_text()
+    assert told.out == table + "\n"
+    assert SMALL in told.err
+    assert SMALL in table
+    assert about.claim in table
+    assert about.here in table
+    command = (tmp_path / "made" / "command.txt").read_text().strip()
+    assert command == "offbeat " + shlex.join(shlex.split(line))
+    assert f"`{command}`" in table
+    results, curves = (json.loads((tmp_path / "made" / f"{name}.json").read_text()) for name in ("results", "curves"))
+    cases = [case for case in about.cases if case.quick]
+    assert [of["case"] for of in results["cases"]] == [case.name for case in cases]
+    for case, of in zip(cases, results["cases"], strict=True):
+        assert f"## {case.title}" in table
+        assert [row["label"] for row in of["methods"]] == list(about.methods)
+        for row in of["methods"]:
+            assert f"| {row['label']} " in table
+            assert (len(row["tried"]) >= 3) == case.learns
+            check_figures(row, case, curves[case.name][row["label"]]["1"])
+    check_claims(about, cases, results, table)
+    learning = [case for case in cases if case.learns]
+    assert len(list((tmp_path / "made").glob("losses-*.html"))) == len(learning)
+
+
+# Steps of each worker: few, but adaptive periods and delays of 12 steps want some.
+LENGTHS = {"dasgd-overlap": 20, "eager-video": 100}
+
+
+def check_figures(row: dict[str, Any], case: Case, curve: list[list[float]]) -> None:
+    (figures,) = row["figures"]
+    assert figures["seed"] == 1
+    assert figures["seconds"] > 0
+    assert 0 <= figures["waiting"] < 1
+    assert (figures["rate"] is not None) == case.learns
+    if case.learns:
+        assert str(f"{figures['rate']:g}") == min(row["tried"], key=lambda rate: row["tried"][rate] or math.inf)
+        times = [at_s for at_s, _ in curve]
+        assert times == sorted(times)
+        assert times[-1] == figures["seconds"]
+        assert curve[-1][1] == figures["training_loss"]
+
+
+def check_claims(about: Experiment, cases: list[Case], results: dict[str, Any], table: str) -> None:
+    """Every claim is in the table once for each case and method that it is about, and met where its figure says so."""
+    wanted = [
+        (case.name, method, claim)
+        for claim in about.claims
+        for case in cases
+        if case.learns == claim.learning and claim.among in case.name
+        for method in claim.of
+    ]
+    assert [(row["case"], row["method"]) for row in results["claims"]] == [(case, method) for case, method, _ in wanted]
+    rows = table.split("## Claims")[1].strip().splitlines()[2:]
+    for line, row, (_, _, claim) in zip(rows, results["claims"], wanted, strict=True):
+        value = median(math.inf if x is None else x for x in row["values"])
+        is_met = value >= claim.at_least if claim.at_least is not None else value <= (claim.at_most or 0.0)
+        assert row["met"] == is_met
+        assert ("| met" in line) == is_met
+        assert ("missed by" in line) != is_met
+        assert (row["missed_by"] == 0) == is_met
+
+
+def test_a_run_is_the_same_whenever_it_is_made() -> None:
+    about = EXPERIMENTS["eager-hyperplane"]
+    size = replace(about.quick, steps=8)
+    made = [Trial("eager", about.cases[1], size, 1, 0.1).run() for _ in range(2)]
+    assert made[0] == made[1]
+
+
+# What was recorded
+
+
+def test_the_page_of_the_documentation_is_made_from_the_records() -> None:
+    spec = importlib.util.spec_from_file_location("reproduced", ROOT / "tools" / "reproduced.py")
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    text = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    assert text == made.page(text), "the records have changed; run: python tools/reproduced.py"
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "records").glob("reproduce-*.json")), ids=lambda file: file.stem)
+def test_a_record_is_of_a_full_run_of_an_experiment_that_there_is(file: Path) -> None:
+    record = json.loads(file.read_text(encoding="utf-8"))
+    about = EXPERIMENTS[record["experiment"]]
+    assert file.stem == f"reproduce-{about.name}"
+    assert not record["quick"]
+    assert (record["claim"], record["here"]) == (about.claim, about.here)
+    assert [case["case"] for case in record["cases"]] == [case.name for case in about.cases]
+    for case, found in zip(about.cases, record["cases"], strict=True):
+        assert {row["label"]: row["method"] for row in found["methods"]} == dict(about.methods)
+        seeds = about.full.seeds if case.learns else about.full.timed_seeds
+        assert all([f["seed"] for f in row["figures"]] == [*range(1, seeds + 1)] for row in found["methods"])
+    assert f"`{record['command']}`" in file.with_suffix(".txt").read_text(encoding="utf-8")
+
+
+# How it is judged
+
+
+def figures(**changes: Any) -> Figures:
+    return replace(Figures(1, 0.1, 10.0, 0.0, 100, 8, 1.0, 0.9, 1.0, ((5.0, 2.0), (10.0, 1.0))), **changes)
+
+
+def verdict(claim: Claim, ours: list[Figures], theirs: list[Figures]) -> Any:
+    case = Case("a case", 8, 0.1)
+    (found,) = judge([claim], [case], {"a case": {"ours": Found(tuple(ours), {}), "theirs": Found(tuple(theirs), {})}})
+    return found
+
+
+def test_a_claim_is_judged_by_the_median_of_the_seeds_and_says_by_how_much_it_is_missed() -> None:
+    claim = Claim("2", "speed-up", ("ours",), ("theirs",), at_least=1.5)
+    theirs = [figures(seconds=12.0)] * 3
+    fast = verdict(claim, [figures(seconds=s) for s in (6.0, 8.0, 12.0)], theirs)
+    assert fast.values == (2.0, 1.5, 1.0)
+    assert fast.met
+    slow = verdict(claim, [figures(seconds=s) for s in (6.0, 10.0, 12.0)], theirs)
+    assert not slow.met
+    assert slow.missed_by == pytest.approx(0.3)
+
+
+def test_a_loss_within_the_rivals_own_spread_is_no_worse() -> None:
+    claim = Claim("equal", "loss", ("ours",), ("theirs",), at_most=1.0)
+    theirs = [figures(loss=loss) for loss in (0.8, 1.0, 1.2)]
+    assert verdict(claim, [figures(loss=1.2)] * 3, theirs).met
+    assert not verdict(claim, [figures(loss=1.21)] * 3, theirs).met
+    assert not verdict(claim, [figures(loss=None)] * 3, theirs).met
+
+
+def test_accuracy_that_is_gained_is_none_that_is_lost() -> None:
+    claim = Claim("none", "points lost", ("ours",), ("theirs",), at_most=0.5)
+    assert verdict(claim, [figures(accuracy=0.95)], [figures(accuracy=0.9)]).figure == pytest.approx(-5)
+    assert not verdict(claim, [figures(accuracy=0.89)], [figures(accuracy=0.9)]).met
+
+
+def test_the_worst_of_several_rivals_counts() -> None:
+    claim = Claim("–", "bytes", ("ours",), ("theirs", "others"), at_most=0.5)
+    runs = {"ours": 100, "theirs": 400, "others": 125}
+    found = {name: Found((figures(sent=sent),), {}) for name, sent in runs.items()}
+    (seen,) = judge([claim], [Case("a case", 8, 0.1)], {"a case": found})
+    assert seen.values == (0.8,)
+
+
+def test_the_time_to_a_loss_is_to_the_lowest_that_both_come_to() -> None:
+    quick = figures(curve=((1.0, 3.0), (2.0, 1.0), (3.0, 0.5)))
+    slow = figures(curve=((2.0, 3.0), (6.0, 1.0)))
+    assert to_same_loss(quick, slow) == 3.0
+    assert to_same_loss(slow, quick) == pytest.approx(1 / 3)
+    assert to_same_loss(figures(curve=((1.0, math.nan),)), slow) == 0.0
+
+
+def test_every_measure_is_named_in_words() -> None:
+    assert set(MEASURES) == set(SAID)
+
+
+# How rates are found, and what waiting costs at most
+
+
+def test_the_search_goes_on_where_the_best_rate_is_at_an_end() -> None:
+    about = EXPERIMENTS["eager-hyperplane"]
+    small = hyperplane(8, (0.001, 0.002))
+    size = replace(about.quick, steps=8, workload=small)
+    tried = searched(Trial("allreduce", about.cases[1], size, 0))
+    assert list(tried) == [0.001, 0.002, 0.004, 0.008]
+    assert best(tried) == 0.008
+
+
+def test_who_never_waits_is_as_fast_as_the_mean_of_all_steps() -> None:
+    case = EXPERIMENTS["eager-hyperplane"].cases[1]
+    assert never_waiting(case, 800, seed=1) == pytest.approx(100 * (0.3 + 0.3 / 8), rel=0.02)
+
+
+# The list, and what is wrong
+
+
+def test_the_list_says_what_each_experiment_claims_and_needs(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert run("reproduce") == 0
+    lines = capsys.readouterr().out.splitlines()
+    for about in EXPERIMENTS.values():
+        (line,) = [line for line in lines if line.startswith(f"{about.name} ")]
+        assert about.claim in line
+        assert line.rstrip().endswith(about.needs)
+
+
+def test_a_name_that_there_is_not_is_refused_with_those_that_there_are(capsys: Captured) -> None:
+    assert run("reproduce eager-hyperplan") == 2
+    told = capsys.readouterr().err
+    assert "no experiment is called 'eager-hyperplan'; did you mean 'eager-hyperplane'?" in told
+    assert all(name in told for name in EXPERIMENTS)
+
+
+@pytest.mark.parametrize(("option", "told"), [("--seeds 0", "--seeds 0 is too few"), ("--length 1", "use 4 or more")])
+def test_a_run_of_nothing_is_refused(option: str, told: str, capsys: Captured, tmp_path: Path) -> None:
+    assert run(f"reproduce eager-video --quick --out {tmp_path}/made {option}") == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_folder_that_holds_other_things_is_refused(capsys: Captured, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    assert run(f"reproduce eager-video --quick --out {tmp_path}") == 2
+    assert "holds other things; name a new folder" in capsys.readouterr().err
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_data_that_are_missing_are_named_with_the_way_to_get_them(
+    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = replace(datasets.FASHION, packaged=tmp_path / "absent")
+    about = EXPERIMENTS["eager-images"]
+    assert about.full.workload is not None
+    full = replace(about.full, workload=replace(about.full.workload, data=absent))
+    monkeypatch.setitem(EXPERIMENTS, about.name, replace(about, full=full))
+    monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path / "named"))
+    assert run(f"reproduce eager-images --out {tmp_path}/made") == 2
+    told = capsys.readouterr().err
+    assert f"Fashion-MNIST is in none of {tmp_path}/named, {tmp_path}/absent" in told
+    assert "train-images-idx3-ubyte.gz is missing" in told
+    assert "`apt-get install dataset-fashion-mnist` brings it, or name its folder: --data DIR" in told
+    assert not (tmp_path / "made").exists()
+
+
+def some_data(place: Path) -> Dataset:
+    place.mkdir(exist_ok=True)
+    (place / "letters.gz").write_bytes(gzip.compress(b"abc"))
+    return Dataset("Letters", {"letters.gz": hashlib.sha256(b"abc").hexdigest()}, place, "get letters")
+
+
+def test_data_are_looked_for_in_the_folder_that_is_named_before_the_packages(tmp_path: Path) -> None:
+    data = some_data(tmp_path / "packaged")
+    assert data.place(tmp_path / "mine") == tmp_path / "packaged"
+    some_data(tmp_path / "mine")
+    assert data.place(tmp_path / "mine") == tmp_path / "mine"
+    assert data.place(None) == tmp_path / "packaged"
+    assert data.read(tmp_path / "mine", "letters.gz") == b"abc"
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [(gzip.compress(b"abd"), "is not that of Letters: its sha256 is"), (b"abc", "cannot be unpacked")],
+)
+def test_data_that_are_not_the_right_ones_are_refused(content: bytes, told: str, tmp_path: Path) -> None:
+    data = some_data(tmp_path)
+    (tmp_path / "letters.gz").write_bytes(content)
+    with pytest.raises(ValueError, match=told) as refused:
+        data.read(tmp_path, "letters.gz")
+    assert "bring it anew: `get letters`" in str(refused.value)

@@ -1,0 +1,75 @@
+"""The tables of docs/reproduce.md, made from the records of full runs.
+
+``python tools/reproduced.py`` rewrites what stands between the page's two marks; with ``--check`` it only says whether
+that is up to date. A record is what ``offbeat reproduce NAME`` has written: ``results.json`` and ``table.md``, kept as
+``records/reproduce-NAME.json`` and ``.txt``.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from offbeat.experiments import EXPERIMENTS
+
+ROOT = Path(__file__).parent.parent
+PAGE, RECORDS = ROOT / "docs" / "reproduce.md", ROOT / "records"
+BEGIN, END = "<!-- results: made by tools/reproduced.py from the records -->", "<!-- results: end -->"
+
+
+def page(text: str) -> str:
+    """The page with its tables as the records have them."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{results()}\n{END}{after}"
+
+
+def results() -> str:
+    """A section for each experiment of which there is a record."""
+    found = [file for name in EXPERIMENTS if (file := RECORDS / f"reproduce-{name}.json").exists()]
+    return "\n".join(section(json.loads(file.read_text(encoding="utf-8"))) for file in found)
+
+
+def section(record: dict[str, Any]) -> str:
+    """What one record says: the claim, what was changed here, and every row."""
+    name = record["experiment"]
+    injected = "; ".join(of["injected"] for of in record["cases"] if of["injected"]) or "nothing"
+    lines = [f"## {name}", "", f"*The paper's claim:* {record['claim']}.", ""]
+    lines += [f"*Here:* {record['here']} *Injected:* {injected}.", ""]
+    lines += ["| case | what | ours | over | the paper | to reach | here (least … most) | |", "| --- " * 8 + "|"]
+    lines += [_row(claim) for claim in record["claims"]]
+    machine = ", ".join(f"{what} {version}" for what, version in record["versions"].items())
+    lines += [
+        "",
+        f"`{record['command']}`, {record['made'][:10]}, {machine}; all figures: `records/reproduce-{name}.txt`.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _row(claim: dict[str, Any]) -> str:
+    values = [float("inf") if value is None else value for value in claim["values"]]
+    here = f"{statistics.median(values):.3g} ({min(values):.3g} … {max(values):.3g})"
+    missed = claim["missed_by"]
+    outcome = "met" if claim["met"] else f"**missed** by {missed:.2g}" if missed is not None else "**missed**: diverged"
+    over = claim["over"]
+    rivals = "the best of the others" if len(over) > 2 else " and ".join(over) or "–"
+    cells = (claim["case"], claim["measure"], claim["method"], rivals, claim["paper"], claim["goal"], here, outcome)
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    made = page(text)
+    if "--check" in sys.argv[1:]:
+        if made != text:
+            sys.exit("docs/reproduce.md is not as the records are; run: python tools/reproduced.py")
+        return
+    PAGE.write_text(made, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
