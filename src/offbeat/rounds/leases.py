@@ -322,7 +322,7 @@ class Dealer:
 
 
 class Asks(Protocol):
-    """A dealer, as one worker asks it about one epoch."""
+    """What one worker asks about one epoch."""
 
     def open(self) -> Dealt: ...
 
