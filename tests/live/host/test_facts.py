@@ -8,12 +8,18 @@ from typing import Any, cast
 
 import pytest
 
+from offbeat.live.host import facts_server
 from offbeat.live.host import protocol as say
 from offbeat.live.host.facts_server import FactsServer, Membership
 from offbeat.live.host.server import Counterparts
 
 KEY, HOSTS = "run/facts", 3
-NOBODY = Membership(lambda run, rank: None, lambda run, rank, twin_of: True, lambda run, rank, twin_of, page: None)
+NOBODY = Membership(
+    lambda run, rank: None,
+    lambda run, rank, twin_of: True,
+    lambda run, rank, twin_of, page: None,
+    lambda key, worker: None,
+)
 
 
 class Arena:
@@ -131,15 +137,17 @@ def test_nobody_leaves_a_run_that_needs_all() -> None:
 class Run:
     """Four workers at one host; the last has died, and others may have. What each hears, without facts."""
 
-    def __init__(self, dead: tuple[int, ...] = (3,)) -> None:
+    def __init__(self, dead: tuple[int, ...] = (3,), frozen_s: float | None = None) -> None:
         self.arena, self.can_revive = Arena(), True
+        self.stopped: set[int] = set()
         self.revived: list[tuple[int, int, int]] = []
         self.heard: dict[int, list[Any]] = {}
-        plan = {"run": "run", "root": "run", "ranks": [0, 1, 2, 3], "min_workers": 1}
+        plan = {"run": "run", "root": "run", "ranks": [0, 1, 2, 3], "min_workers": 1, "frozen_s": frozen_s}
         others = Counterparts(KEY, [], 4, "here", lambda *_: None)
-        membership = Membership(self._bury, lambda run, rank, twin_of: self.can_revive, self._revive)
+        membership = Membership(self._bury, lambda run, rank, twin_of: self.can_revive, self._revive, self._part)
         arena: Any = self.arena
-        self.server = FactsServer(KEY, plan, others, lambda key, worker: "is busy", membership, arena)
+        doing = lambda key, worker: None if worker in self.stopped else "is busy"  # noqa: E731
+        self.server = FactsServer(KEY, plan, others, doing, membership, arena)
         for worker in range(4):
             self.comes(worker)
             self.say(worker, say.Post(KEY, f"{say.ATTACHED}/{worker}", "1"))
@@ -152,6 +160,10 @@ class Run:
     def _revive(self, run: str, rank: int, twin_of: int, page: int) -> None:
         self.revived.append((rank, twin_of, page))
         self.server.revive(rank, twin_of)
+
+    def _part(self, key: str, worker: int) -> None:
+        self.server.leave(worker)
+        self.server.bury(worker)
 
     def comes(self, worker: int) -> None:
         self.heard[worker] = []
@@ -303,3 +315,63 @@ def test_nothing_is_said_to_the_dead() -> None:
     run.say(0, say.Post(KEY, "reached/0", "3"))
     run.dies(2)
     assert len(run.heard[3]) == before
+
+
+# Those who are stopped.
+
+LIMIT_S = 4.0
+
+
+class Clock:
+    """The server's, which is set."""
+
+    now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(facts_server, "time", found)
+    return found
+
+
+def passes(run: Run, clock: Clock, seconds: float) -> None:
+    """The loop calls whenever it was asked to."""
+    end_s = clock.now_s + seconds
+    while (wakes_s := run.server.wakes_s) is not None and wakes_s <= end_s:
+        clock.now_s = max(clock.now_s, wakes_s)
+        run.server.silence(clock.now_s)
+    clock.now_s = end_s
+
+
+def test_who_is_stopped_for_too_long_is_left_behind_and_told_so(clock: Clock) -> None:
+    run = Run(dead=(), frozen_s=LIMIT_S)
+    run.stopped.add(2)
+    passes(run, clock, LIMIT_S - 0.1)
+    assert not any(isinstance(one, say.Gone) for one in run.heard[0])
+    passes(run, clock, LIMIT_S / 2)
+    assert (run.last(0).worker, run.last(0).goes_on) == (2, True)
+    assert run.last(2) == say.Refused(KEY, "rank 2 was stopped for 4 s, and the others go on without it")
+    passes(run, clock, 10 * LIMIT_S)
+    assert sum(isinstance(one, say.Gone) for one in run.heard[0]) == 1
+
+
+def test_who_goes_on_in_time_is_not_left_behind_however_often_it_is_stopped(clock: Clock) -> None:
+    run = Run(dead=(), frozen_s=LIMIT_S)
+    for _ in range(5):
+        run.stopped.add(2)
+        passes(run, clock, LIMIT_S * 0.8)
+        run.stopped.clear()
+        passes(run, clock, LIMIT_S / 2)
+    assert not any(isinstance(one, say.Gone) for one in run.heard[0])
+
+
+def test_without_a_limit_nobody_is_looked_for(clock: Clock) -> None:
+    run = Run(dead=())
+    run.stopped.add(2)
+    assert run.server.wakes_s is None
+    passes(run, clock, 1e6)
+    assert not any(isinstance(one, say.Gone) for one in run.heard[0])

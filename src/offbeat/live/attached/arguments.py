@@ -29,6 +29,7 @@ class Arguments:
     mesh: DeviceMesh | None = None
     min_workers: int = 0
     on_error: OnError = "stop"
+    frozen_s: float | None = None
     nonfinite: Nonfinite = "skip"
     checkpoint: Path | None = None
     every_s: float = 600.0
@@ -37,7 +38,8 @@ class Arguments:
     @property
     def must_be_equal(self) -> dict[str, object]:
         """Those that all ranks must have alike."""
-        return {name: getattr(self, name) for name in ("accumulate", "seed", "steps", "min_workers", "on_error")}
+        names = ("accumulate", "seed", "steps", "min_workers", "on_error", "frozen_s")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def unknown_to_a_task(self) -> dict[str, object]:

@@ -192,6 +192,7 @@ def attach(
     mesh: DeviceMesh | None = None,
     min_workers: int | None = None,
     on_error: OnError = "stop",
+    frozen_s: float | None = None,
     nonfinite: Nonfinite = "skip",
     checkpoint: str | Path | None = None,
     every_s: float = 600.0,
@@ -203,20 +204,36 @@ def attach(
     Without one it is ``self_clocked()``, which needs no choosing: nobody waits, and workers talk as often as the
     network lets them. Others are ``ob.wagma(tau=5)``, or in words, as on the command line, ``"wagma:tau=5"``.
 
-    Rank 0's parameters and buffers are given to all. ``max_norm`` clips what the inner optimiser is given;
-    ``accumulate`` declares how many ``backward()`` calls make a step; ``steps`` tells methods that plan ahead how
-    long the run is; ``patience_s`` is the longest wait for a peer before the run is given up; ``log`` hears of
-    every step: a ``SummaryWriter``, or anything with its ``add_scalar(tag, value, step)``. ``record``: a folder, into
-    which each rank writes at the end what decided the run; ``ob.replay`` runs it again, if model, data and optimiser
-    are those of a ``Task``. ``mesh``: the ranks over which ``fully_shard`` has spread the model, which are one worker;
-    without it they are found from the parameters. ``min_workers``: a worker whose process dies is left behind, and the
-    others go on as long as so many are left; without it any death ends the run. Under ``offbeat launch`` it is 1
-    where nothing is said. ``on_error``: an exception that ends the script of one worker ends the run for all
-    (``"stop"``), or is a death, and the others go on (``"leave"``). ``nonfinite``: a gradient with a NaN or an infinity
-    in it counts as zero, with a warning (``"skip"``), or ends the run (``"stop"``). ``checkpoint``: a folder for
-    checkpoints, one ``every_s`` seconds, written while the workers go on: their averaged model, the optimizer's state.
-    ``resume``: such a folder; the run begins with the newest checkpoint in it that is whole, if there is one, at step
-    ``begun_at`` (``offbeat launch --resume`` says the same). (``strategy`` is an earlier name of ``method``.)
+    Rank 0's parameters and buffers are given to all.
+
+    Args:
+        optimizer: Of torch, over the model's parameters.
+        model: Where it is to be trained, not wrapped.
+        method: What each step exchanges.
+        max_norm: Clips what the inner optimiser is given.
+        accumulate: How many ``backward()`` calls make a step.
+        steps: How long the run is, for methods that plan ahead.
+        seed: Of the method's own random choices.
+        patience_s: The longest wait for a peer before the run is given up.
+        log: Hears of every step: a ``SummaryWriter``, or anything with its ``add_scalar(tag, value, step)``.
+        record: A folder, into which each rank writes at the end what decided the run; ``ob.replay`` runs it again, if
+            model, data and optimiser are those of a ``Task``.
+        mesh: The ranks over which ``fully_shard`` has spread the model, which are one worker; without it they are found
+            from the parameters.
+        min_workers: A worker whose process dies is left behind, and the others go on as long as so many are left;
+            without it any death ends the run. Under ``offbeat launch`` it is 1 where nothing is said.
+        on_error: An exception that ends the script of one worker ends the run for all (``"stop"``), or is a death, and
+            the others go on (``"leave"``).
+        frozen_s: A worker whose process is stopped (SIGSTOP, a debugger) for longer is left behind as a dead one;
+            without it, it is waited for.
+        nonfinite: A gradient with a NaN or an infinity in it counts as zero, with a warning (``"skip"``), or ends the
+            run (``"stop"``).
+        checkpoint: A folder for checkpoints, which are written while the workers go on: their averaged model, the
+            optimizer's state, the step.
+        every_s: How many seconds lie between two of them.
+        resume: Such a folder: the run begins with the newest checkpoint in it that is whole, if there is one, at step
+            ``begun_at``. ``offbeat launch --resume`` says the same.
+        strategy: An earlier name of ``method``.
     """
     if isinstance(optimizer, Attached):
         raise ValueError(f"this optimizer is attached already, with {optimizer.method}; attach the inner one only once")
@@ -233,10 +250,14 @@ def attach(
     number = next(_number)
     least = _least(min_workers, dist.get_world_size())
     _check_on_error(on_error, least, dist.get_world_size())
+    if frozen_s is not None and not 0 < frozen_s < float("inf"):
+        raise ValueError(f"attach: frozen_s is {frozen_s}; use a number of seconds, or None")
+    if frozen_s is not None and not least and dist.get_world_size() > 1:
+        raise ValueError("attach: frozen_s leaves stopped workers behind, and this run needs all; add min_workers=1")
     _warn_of_first_gpu(model)
     store = dist.distributed_c10d._get_default_store()
     name = f"offbeat/{number}"
-    board = Board(store, name, dist.get_rank(), dist.get_world_size(), min_workers=least)
+    board = Board(store, name, dist.get_rank(), dist.get_world_size(), min_workers=least, frozen_s=frozen_s)
     recorder = NoRecorder() if record is None else record if isinstance(record, Recorder) else Recorder(record)
     saves = None if checkpoint is None else Path(checkpoint).resolve()
     begins = hosts.resumes() if resume is None and number == 0 else resume
@@ -251,6 +272,7 @@ def attach(
         mesh,
         least,
         on_error,
+        frozen_s,
         nonfinite,
         saves,
         every_s,

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offbeat.basics.units import format_ranks
+from offbeat.basics.units import format_ranks, format_seconds
 from offbeat.live.host import protocol as say
 from offbeat.live.host.books import Send
 from offbeat.live.host.ledger import Expression
@@ -31,6 +31,7 @@ from offbeat.rounds.bell import Rope
 LOSSES = ("failed", "gone", "left")
 PROGRESS = ("reached/", "done/", "average/", "meeting/", "mean/")  # facts by which a worker says how far it is
 GO_ON = "the others go on"
+LOOKS = 8  # in the time for which a stopped worker is waited for
 ANSWER_S = 1.0  # for other hosts to say what their workers are doing
 
 
@@ -48,12 +49,13 @@ class Membership(NamedTuple):
     """What all channels of a run do together: ``bury`` a rank, or let one be a worker again as the twin of another.
 
     ``can_revive``: whether all can now; ``revive`` is told the run, the two, and the page of exchanges in step at which
-    the twin goes on.
+    the twin goes on. ``part``: with a worker that is stopped, by the channel where it has that number.
     """
 
     bury: Callable[[str, int], None]
     can_revive: Callable[[str, int, int], bool]
     revive: Callable[[str, int, int, int], None]
+    part: Callable[[str, int], None]
 
 
 class LaidDown(NamedTuple):
@@ -103,6 +105,10 @@ class FactsServer(Server):
         self._ended: set[int] = set()  # of whom no more is to be said
         self._first_loss: say.ToldToAll | None = None
         self._questions: list[Question] = []
+        self._frozen_s: float | None = plan.get("frozen_s")  # for so long a stopped worker is waited for
+        self._looks_s = float("inf")  # when it is looked who is stopped
+        self._stopped_s: dict[int, float] = {}  # since when
+        self._look_again(time.monotonic())
 
     def open(self, message: say.OpenChannel, send: Send) -> None:
         self._sends[message.worker] = send
@@ -327,10 +333,34 @@ class FactsServer(Server):
                 self._questions.remove(one)
                 if one.worker in self._sends:
                     self._sends[one.worker](say.Doing(self.key, one.number, one.said))
-        self.wakes_s = min((one.until_s for one in self._questions), default=None)
+        moments = [self._looks_s, *(one.until_s for one in self._questions)]
+        self.wakes_s = min(moments) if min(moments) < float("inf") else None
 
     def silence(self, now_s: float) -> None:
         self._answer(now_s)
+        if now_s >= self._looks_s:
+            self._look_for_stopped(now_s)
+
+    # Those who are stopped.
+
+    def _look_again(self, now_s: float) -> None:
+        if self.least and self._frozen_s is not None:
+            self._looks_s = now_s + self._frozen_s / LOOKS
+        self._answer(now_s)
+
+    def _look_for_stopped(self, now_s: float) -> None:
+        """Whoever has been stopped for too long is as one who has died. It is to know when it goes on."""
+        assert self._frozen_s is not None
+        for worker in self._members:
+            if self._doing(self.key, worker) is not None:
+                self._stopped_s.pop(worker, None)
+            elif now_s - self._stopped_s.setdefault(worker, now_s) >= self._frozen_s:
+                self._stopped_s.pop(worker)
+                waited = format_seconds(self._frozen_s)
+                words = f"rank {self.ranks[worker]} was stopped for {waited}, and the others go on without it"
+                self._sends[worker](say.Refused(self.key, words))
+                self._membership.part(self.key, worker)
+        self._look_again(now_s)
 
     def close(self) -> None:
         self._sends = {}

@@ -401,6 +401,11 @@ class Host:
                 server.pages = self._came_back[root]
                 server.revive(server.ranks.index(rank), other)
 
+    def _part_with_worker(self, key: str, worker: int) -> None:
+        for connection in [one for one in self._connections if one.workers.get(key) == worker]:
+            connection.flush()  # what it is to know; as much as it takes
+            self._part_with(connection)
+
     def _refuse_all(self, key: str, words: str) -> None:
         for connection in self._connections:
             if key in connection.workers:
@@ -482,7 +487,7 @@ class Host:
         of = int(plan.get("of", 1))
         others = Counterparts(key, plan["homes"], int(plan["size"]), self._name, self._carry, of, self._trip_s)
         if plan["what"] == "facts":
-            membership = Membership(self._bury, self._can_revive, self._revive)
+            membership = Membership(self._bury, self._can_revive, self._revive, self._part_with_worker)
             return FactsServer(key, plan, others, self._doing, membership, self._arena)
         if plan["what"] == "bell":
             return BellServer(key, plan, others, self._arena)

@@ -46,14 +46,17 @@ class Board:
         members: tuple[int, ...] = (),
         of_job: Store | None = None,
         min_workers: int = 0,
+        frozen_s: float | None = None,
     ) -> None:
-        """``min_workers``: as long as so many are left the run goes on without those who die; 0: it does not."""
+        """``min_workers``: as long as so many are left the run goes on without those who die; 0: it does not. Who is
+        stopped for longer than ``frozen_s`` is as one who has died; None: it is waited for.
+        """
         self.of_job, self._store = of_job or store, PrefixStore(prefix, store)
         self.line: Line | None = None  # to the host process, where there are several workers
         self.homes: list[str] = []  # the names of all ranks' hosts, where there are several
         self.name, self.rank, self.size = prefix, rank, size
         self.members = members or tuple(range(size))  # what the script calls those whom we number from 0
-        self.root, self.min_workers = prefix, min_workers
+        self.root, self.min_workers, self.frozen_s = prefix, min_workers, frozen_s
         self.beside: Board | None = None  # of the same run: who fails there is missing here as well
         # Called before something is handed in that has all steps so far in it, or, if so, the one being taken, too.
         self.hands_over: Callable[[bool], None] | None = None
@@ -214,7 +217,12 @@ class Board:
 
     def membership(self, ranks: Sequence[int]) -> dict[str, Any]:
         """What a server of these ranks must know to go on without some."""
-        return {"root": self.root, "ranks": list(ranks), "min_workers": self.min_workers}
+        return {
+            "root": self.root,
+            "ranks": list(ranks),
+            "min_workers": self.min_workers,
+            "frozen_s": self.frozen_s,
+        }
 
     def has_attached(self) -> Callable[[], bool]:
         """This worker can go on without others; where the run does, it will when all can, which the answer tells."""
