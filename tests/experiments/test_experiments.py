@@ -326,7 +326,8 @@ def test_data_are_looked_for_in_the_folder_that_is_named_before_the_packages(tmp
 
 @pytest.mark.parametrize(
     ("content", "told"),
-    [(gzip.compress(b"abd"), "is not that of Letters: its sha256 is"), (b"abc", "cannot be unpacked")],
+    [(gzip.compress(b"abd", mtime=0), "is not that of Letters: its sha256 is"), (b"abc", "cannot be unpacked")],
+    ids=["other data", "no archive"],
 )
 def test_data_that_are_not_the_right_ones_are_refused(content: bytes, told: str, tmp_path: Path) -> None:
     data = some_data(tmp_path)
