@@ -148,11 +148,6 @@ def note(value: Any) -> None:
         file.write(pickle.dumps(value))
 
 
-def folder() -> Path:
-    """Of this job."""
-    return Path(os.environ["JOB_FOLDER"])
-
-
 def say(event: str) -> None:
     """Let every worker of this job know that something has happened."""
     Path(os.environ["JOB_FOLDER"], event).touch()

@@ -12,6 +12,7 @@ from offbeat.live.host import facts_server
 from offbeat.live.host import protocol as say
 from offbeat.live.host.facts_server import FactsServer, Membership
 from offbeat.live.host.server import Counterparts
+from tests.support.clock import Clock
 
 KEY, HOSTS = "run/facts", 3
 NOBODY = Membership(
@@ -140,11 +141,12 @@ class Run:
     def __init__(self, dead: tuple[int, ...] = (3,), frozen_s: float | None = None) -> None:
         self.arena, self.can_revive = Arena(), True
         self.stopped: set[int] = set()
+        self.killed: list[int] = []
         self.revived: list[tuple[int, int, int]] = []
         self.heard: dict[int, list[Any]] = {}
         plan = {"run": "run", "root": "run", "ranks": [0, 1, 2, 3], "min_workers": 1, "frozen_s": frozen_s}
         others = Counterparts(KEY, [], 4, "here", lambda *_: None)
-        membership = Membership(self._bury, lambda run, rank, twin_of: self.can_revive, self._revive, self._part)
+        membership = Membership(self._bury, lambda run, rank, twin_of: self.can_revive, self._revive, self._kill)
         arena: Any = self.arena
         doing = lambda key, worker: None if worker in self.stopped else "is busy"  # noqa: E731
         self.server = FactsServer(KEY, plan, others, doing, membership, arena)
@@ -161,7 +163,8 @@ class Run:
         self.revived.append((rank, twin_of, page))
         self.server.revive(rank, twin_of)
 
-    def _part(self, key: str, worker: int) -> None:
+    def _kill(self, key: str, worker: int) -> None:
+        self.killed.append(worker)
         self.server.leave(worker)
         self.server.bury(worker)
 
@@ -322,15 +325,6 @@ def test_nothing_is_said_to_the_dead() -> None:
 LIMIT_S = 4.0
 
 
-class Clock:
-    """The server's, which is set."""
-
-    now_s = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
@@ -347,19 +341,22 @@ def passes(run: Run, clock: Clock, seconds: float) -> None:
     clock.now_s = end_s
 
 
-def test_who_is_stopped_for_too_long_is_left_behind_and_told_so(clock: Clock) -> None:
+def test_who_is_stopped_for_too_long_is_killed_and_then_as_one_that_has_died(
+    clock: Clock, capfd: pytest.CaptureFixture[str]
+) -> None:
     run = Run(dead=(), frozen_s=LIMIT_S)
     run.stopped.add(2)
     passes(run, clock, LIMIT_S - 0.1)
     assert not any(isinstance(one, say.Gone) for one in run.heard[0])
     passes(run, clock, LIMIT_S / 2)
     assert (run.last(0).worker, run.last(0).goes_on) == (2, True)
-    assert run.last(2) == say.Refused(KEY, "rank 2 was stopped for 4 s, and the others go on without it")
+    assert run.killed == [2]
+    assert "offbeat: rank 2 was stopped for 4 s: killed" in capfd.readouterr().err
     passes(run, clock, 10 * LIMIT_S)
     assert sum(isinstance(one, say.Gone) for one in run.heard[0]) == 1
 
 
-def test_who_goes_on_in_time_is_not_left_behind_however_often_it_is_stopped(clock: Clock) -> None:
+def test_who_goes_on_in_time_is_not_killed_however_often_it_is_stopped(clock: Clock) -> None:
     run = Run(dead=(), frozen_s=LIMIT_S)
     for _ in range(5):
         run.stopped.add(2)

@@ -15,6 +15,7 @@ from offbeat.live.host import protocol as say
 from offbeat.live.host.saver_server import LATE_S, SaverServer
 from offbeat.live.host.server import Counterparts
 from offbeat.live.memory.arena import round_up
+from tests.support.clock import Clock
 from tests.support.saved import packed
 
 KEY, EVERY_S, WORKERS = "run/saver", 100.0, 3
@@ -37,15 +38,6 @@ class Arena:
 
     def bytes_at(self, at: int, nbytes: int) -> Any:
         return self.memory[at : at + nbytes]
-
-
-class Clock:
-    """The server's, which is set."""
-
-    now_s = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture
@@ -163,9 +155,11 @@ def test_who_is_late_is_waited_for_a_while_and_then_left_out(run: Run, late: int
     run.later(4)
     run.settles()
     assert written(run) == [(10 + there[0], 2, sum(there) / 2)]
-    assert nothing_is_held(run)
-    run.has(late, here._replace(at=200), number=1)  # too late: nobody hears of it
-    run.settles()
+    assert here.at in run.arena.out, "it may be writing there yet"
+    run.later(EVERY_S + 1)
+    assert run.can(there[0]).at != here.at
+    run.has(late, here, number=1)
+    assert here.at not in run.arena.out
     assert len(written(run)) == 1
 
 

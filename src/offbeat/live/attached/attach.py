@@ -224,7 +224,7 @@ def attach(
             without it any death ends the run. Under ``offbeat launch`` it is 1 where nothing is said.
         on_error: An exception that ends the script of one worker ends the run for all (``"stop"``), or is a death, and
             the others go on (``"leave"``).
-        frozen_s: A worker whose process is stopped (SIGSTOP, a debugger) for longer is left behind as a dead one;
+        frozen_s: A worker whose process is stopped (SIGSTOP, a debugger) for longer is killed, and the others go on;
             without it, it is waited for.
         nonfinite: A gradient with a NaN or an infinity in it counts as zero, with a warning (``"skip"``), or ends the
             run (``"stop"``).
@@ -253,7 +253,7 @@ def attach(
     if frozen_s is not None and not 0 < frozen_s < float("inf"):
         raise ValueError(f"attach: frozen_s is {frozen_s}; use a number of seconds, or None")
     if frozen_s is not None and not least and dist.get_world_size() > 1:
-        raise ValueError("attach: frozen_s leaves stopped workers behind, and this run needs all; add min_workers=1")
+        raise ValueError("attach: frozen_s kills workers that are stopped, and this run needs all; add min_workers=1")
     _warn_of_first_gpu(model)
     store = dist.distributed_c10d._get_default_store()
     name = f"offbeat/{number}"

@@ -118,16 +118,16 @@ class Saving:
     def _lay_down(self, saver: HostSaver) -> None:
         named, state = self._named(), self._state()
         layout = self._layout = self._layout or ModelFile(named)
-        place = saver.place(layout.nbytes, room_for(state))
+        room = room_for(state)
+        place = saver.place(layout.nbytes, room)
         if place is None:
             return
         (at, whole), arena, nbytes, why = place, saver.line.arena, 0, ""
         try:
             layout.lay(named, memoryview(cast(Any, arena.bytes_at(at, layout.nbytes))))
             if whole:
-                nbytes = put(
-                    state, memoryview(cast(Any, arena.bytes_at(at + round_up(layout.nbytes, 64), room_for(state))))
-                )
+                beside = arena.bytes_at(at + round_up(layout.nbytes, 64), room)
+                nbytes = put(state, memoryview(cast(Any, beside)))
         except Exception as error:  # a state that cannot be packed, say: training goes on
             why = f"{type(error).__name__}: {error}"
         saver.has_saved(nbytes, self._me.t, why)
@@ -170,7 +170,7 @@ class Resumed:
         return "none" if self.saved is None else self.saved.in_words
 
     def load_model(self, model: nn.Module) -> None:
-        """Into the model as it is; the others get it from rank 0."""
+        """Into rank 0's model as it is; the others get it from there."""
         if self.saved is None:
             return
         saved = self.saved.model()

@@ -81,8 +81,9 @@ class Training:
                 Waiter(board, given.patience_s), board, devices, of_shards=self._island is not None
             )
             if not self._returns:
-                resumed.load_model(model)
-                flat.adopt()
+                if board.rank == 0:
+                    resumed.load_model(model)
+                    flat.adopt()
                 share_beginning(flat, self.transport, self._island)
             self._refuse_what_cannot_go_on()
             self.transport.waiter.until(board.has_attached(), "the others to attach")

@@ -14,6 +14,7 @@ channels: whatever includes the one from then on includes the other, and what th
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -49,13 +50,13 @@ class Membership(NamedTuple):
     """What all channels of a run do together: ``bury`` a rank, or let one be a worker again as the twin of another.
 
     ``can_revive``: whether all can now; ``revive`` is told the run, the two, and the page of exchanges in step at which
-    the twin goes on. ``part``: with a worker that is stopped, by the channel where it has that number.
+    the twin goes on. ``kill``: the process of a worker, by the channel where it has that number.
     """
 
     bury: Callable[[str, int], None]
     can_revive: Callable[[str, int, int], bool]
     revive: Callable[[str, int, int, int], None]
-    part: Callable[[str, int], None]
+    kill: Callable[[str, int], None]
 
 
 class LaidDown(NamedTuple):
@@ -349,7 +350,7 @@ class FactsServer(Server):
         self._answer(now_s)
 
     def _look_for_stopped(self, now_s: float) -> None:
-        """Whoever has been stopped for too long is as one who has died. It is to know when it goes on."""
+        """Whoever has been stopped for too long is killed. If it went on, it would write where another does by then."""
         assert self._frozen_s is not None
         for worker in self._members:
             if self._doing(self.key, worker) is not None:
@@ -357,9 +358,10 @@ class FactsServer(Server):
             elif now_s - self._stopped_s.setdefault(worker, now_s) >= self._frozen_s:
                 self._stopped_s.pop(worker)
                 waited = format_seconds(self._frozen_s)
-                words = f"rank {self.ranks[worker]} was stopped for {waited}, and the others go on without it"
-                self._sends[worker](say.Refused(self.key, words))
-                self._membership.part(self.key, worker)
+                print(
+                    f"offbeat: rank {self.ranks[worker]} was stopped for {waited}: killed", file=sys.stderr, flush=True
+                )
+                self._membership.kill(self.key, worker)
         self._look_again(now_s)
 
     def close(self) -> None:

@@ -401,10 +401,12 @@ class Host:
                 server.pages = self._came_back[root]
                 server.revive(server.ranks.index(rank), other)
 
-    def _part_with_worker(self, key: str, worker: int) -> None:
-        for connection in [one for one in self._connections if one.workers.get(key) == worker]:
-            connection.flush()  # what it is to know; as much as it takes
-            self._part_with(connection)
+    def _kill(self, key: str, worker: int) -> None:
+        """Its end is heard of as any other's."""
+        for connection in self._connections:
+            if connection.workers.get(key) == worker and connection.pidfd >= 0:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(connection.pidfd, signal.SIGKILL)
 
     def _refuse_all(self, key: str, words: str) -> None:
         for connection in self._connections:
@@ -487,7 +489,7 @@ class Host:
         of = int(plan.get("of", 1))
         others = Counterparts(key, plan["homes"], int(plan["size"]), self._name, self._carry, of, self._trip_s)
         if plan["what"] == "facts":
-            membership = Membership(self._bury, self._can_revive, self._revive, self._part_with_worker)
+            membership = Membership(self._bury, self._can_revive, self._revive, self._kill)
             return FactsServer(key, plan, others, self._doing, membership, self._arena)
         if plan["what"] == "bell":
             return BellServer(key, plan, others, self._arena)

@@ -76,7 +76,6 @@ class SaverServer(Server):
         self._about_state = (0, 0)  # how long what is beside its model is, and of which step
         self._writer: Writer | None = None
         self._look_s = 0.0
-        self.failures = 0
         self._say(0)
 
     def _say(self, number: int) -> None:
@@ -102,8 +101,11 @@ class SaverServer(Server):
                 place = self._granted[worker] = LaidModel(self._arena.take(room), model_bytes, room)
                 self._sends[worker](say.SaveHere(self.key, place.at, self._whole == worker))
             case say.HasSaved(number=number, state_bytes=state_bytes, step=step, why=why):
-                if number != self._number or worker not in self._granted:
-                    return  # too late
+                if worker not in self._granted:
+                    return
+                if number != self._number or not self._is_asked:  # too late
+                    self._give_back(self._granted.pop(worker))
+                    return
                 if why:
                     self._failed(f"rank {self.ranks[worker]}: {why}")
                     self._forget(worker)
@@ -183,13 +185,13 @@ class SaverServer(Server):
         self._begin_anew(now_s)
 
     def _failed(self, why: str) -> None:
-        self.failures += 1
         print(f"offbeat: no checkpoint was written to {self._folder}: {why}", file=sys.stderr, flush=True)
 
     def _begin_anew(self, now_s: float) -> None:
-        for place in (*self._laid.values(), *self._granted.values()):
+        """Who is late may be writing yet: its place stays its own until it says something, or has gone."""
+        for place in self._laid.values():
             self._give_back(place)
-        self._laid, self._granted, self._whole = {}, {}, None
+        self._laid, self._whole = {}, None
         self._due_s = now_s + self._every_s
 
     @property
@@ -200,5 +202,7 @@ class SaverServer(Server):
         """What is being written keeps its memory until this process ends, which it does when it is written."""
         self._word = np.empty(0, np.uint8)  # a part of the arena's would keep it
         self._arena.give_back(self._word_at, 8)
+        for place in self._granted.values():
+            self._give_back(place)
         if self._writer is None:
             self._begin_anew(0.0)

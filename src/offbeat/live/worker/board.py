@@ -49,7 +49,7 @@ class Board:
         frozen_s: float | None = None,
     ) -> None:
         """``min_workers``: as long as so many are left the run goes on without those who die; 0: it does not. Who is
-        stopped for longer than ``frozen_s`` is as one who has died; None: it is waited for.
+        stopped for longer than ``frozen_s`` is killed; None: it is waited for.
         """
         self.of_job, self._store = of_job or store, PrefixStore(prefix, store)
         self.line: Line | None = None  # to the host process, where there are several workers

@@ -78,7 +78,6 @@ class Line:
         try:
             self._socket.sendall(packed(message))
         except OSError as error:
-            self._read(0.0)  # why, if that was said
             raise PeerFailed(_GONE) from error
 
     def heard_within(self, key: str, seconds: float) -> Any:
