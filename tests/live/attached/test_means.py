@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 
 import offbeat as ob
+from offbeat.live.worker.board import Board
 from tests.support import forge
 from tests.support.forge import Job, attempt
 from tests.support.going_on import METHODS, SIZE
@@ -145,3 +148,16 @@ def test_it_takes_numbers_and_small_tensors_between_two_steps_of_a_run(size: int
         assert found[3] == [[(size - 1) / 2] * 2] * 2
         assert "mean() came between backward() and step(); call it after the step" in found[4]
         assert "mean() came after the run was ended" in found[5]
+
+
+@pytest.mark.parametrize(
+    ("twins_word", "wanted"), [([0, 1, [7.0]], [[1.0], [7.0]]), ([0, 2, [9.0]], [[1.0], [7.0], [9.0]])]
+)
+def test_what_a_twin_has_from_its_member_counts_once(twins_word: list[Any], wanted: list[list[float]]) -> None:
+    """Worker 2 has come back as the twin of worker 1, with all that this one had said; or it has said so itself."""
+    board = Board(HashStore(), "run", 0, 3)
+    said = board.say_for_mean([1.0])
+    assert said() is None
+    for rank, word in ((1, [0, 1, [7.0]]), (2, twins_word)):
+        board._alone[f"mean/0/{rank}"] = json.dumps(word)
+    assert said() == wanted
