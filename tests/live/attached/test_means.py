@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch._C._distributed_c10d import HashStore
 
 import offbeat as ob
-from offbeat.live.worker.board import Board
 from tests.support import forge
 from tests.support.forge import Job, attempt
 from tests.support.going_on import METHODS, SIZE
@@ -118,8 +115,8 @@ def test_whoever_comes_back_has_a_part_in_the_means_that_follow(method: str) -> 
     found = forge.values(forge.run([Job(comes_back, SIZE, (method,), timeout_s=90)])[0])
     of_last = [tuple(one[-1]) for one in found]
     assert any(one[-3][0] == pytest.approx(1.5) for one in found), of_last
-    (back,) = [one for rank, one in enumerate(found) if rank == WHO]
-    assert all(any(entry == other for other in found[0]) for entry in back[:-1])
+    back, others = found[WHO], [entry for rank, one in enumerate(found) if rank != WHO for entry in one]
+    assert all(entry in others for entry in back[:-1]), (back, others)
 
 
 def odd(rank: int) -> list[Any]:
@@ -150,14 +147,14 @@ def test_it_takes_numbers_and_small_tensors_between_two_steps_of_a_run(size: int
         assert "mean() came after the run was ended" in found[5]
 
 
-@pytest.mark.parametrize(
-    ("twins_word", "wanted"), [([0, 1, [7.0]], [[1.0], [7.0]]), ([0, 2, [9.0]], [[1.0], [7.0], [9.0]])]
-)
-def test_what_a_twin_has_from_its_member_counts_once(twins_word: list[Any], wanted: list[list[float]]) -> None:
-    """Worker 2 has come back as the twin of worker 1, with all that this one had said; or it has said so itself."""
-    board = Board(HashStore(), "run", 0, 3)
-    said = board.say_for_mean([1.0])
-    assert said() is None
-    for rank, word in ((1, [0, 1, [7.0]]), (2, twins_word)):
-        board._alone[f"mean/0/{rank}"] = json.dumps(word)
-    assert said() == wanted
+def unequal(rank: int) -> str:
+    model = net()
+    optimizer = ob.attach(sgd(model), model, ob.eager())
+    told = attempt(lambda: optimizer.mean(torch.zeros(2 + rank)))
+    end(optimizer)
+    return told
+
+
+def test_whoever_gives_another_number_of_numbers_is_named_on_all() -> None:
+    for found in forge.values(forge.run([Job(unequal, 2)])[0]):
+        assert "mean() was given 2 numbers on rank 0 and 3 on rank 1; give equally many" in found

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from offbeat.live.host import facts_server
+from offbeat.live.host import facts_server, mean
 from offbeat.live.host import protocol as say
 from offbeat.live.host.facts_server import FactsServer, Membership
 from offbeat.live.host.server import Counterparts
@@ -318,6 +318,93 @@ def test_nothing_is_said_to_the_dead() -> None:
     run.say(0, say.Post(KEY, "reached/0", "3"))
     run.dies(2)
     assert len(run.heard[3]) == before
+
+
+# Means of what the script has measured: each is decided once, and is the same on all, whoever dies or comes back.
+
+
+def says(run: Run, worker: int, number: int, value: float) -> None:
+    run.say(worker, say.Post(KEY, mean.said_by(number, worker), mean.words(number, worker, [value])))
+
+
+def known(run: Run, number: int) -> list[float] | None:
+    """To whoever comes now."""
+    return mean.known(run.facts(0), number)
+
+
+def comes_back_as_twin_of(run: Run, member: int, worker: int) -> None:
+    run.returns(worker)
+    run.say(member, say.CanHand(KEY, 100))
+    run.say(member, say.Handed(KEY, 80, 5, ""))
+
+
+def test_a_mean_waits_for_all_who_live_and_is_then_told_to_all() -> None:
+    run = Run(dead=())
+    for worker in range(3):
+        says(run, worker, 0, float(worker))
+        assert known(run, 0) is None
+    says(run, 3, 0, 3.0)
+    for worker in (1, 2, 3):
+        facts = {one.name: one.value for one in run.heard[worker] if isinstance(one, say.Fact)}
+        assert mean.known(facts, 0) == [1.5]
+
+
+def test_a_mean_that_was_decided_stays_when_one_comes_back_who_had_no_part_in_it() -> None:
+    run = Run(dead=(3,))
+    for worker in range(3):
+        says(run, worker, 0, float(worker))
+    assert known(run, 0) == [1.0]
+    comes_back_as_twin_of(run, 1, 3)
+    assert known(run, 0) == [1.0]
+    for worker in range(3):
+        says(run, worker, 1, float(worker))
+    assert known(run, 1) is None, "it waits for the one that is back"
+    says(run, 3, 1, 3.0)
+    assert known(run, 1) == [1.5]
+
+
+@pytest.mark.parametrize(("member", "wanted"), [(0, 1.0), (2, 1.5)])
+def test_who_comes_back_within_a_mean_has_said_what_its_member_had_and_that_counts_once(
+    member: int, wanted: float
+) -> None:
+    run = Run(dead=(3,))
+    says(run, 0, 0, 0.0)
+    says(run, 1, 0, 1.0)
+    comes_back_as_twin_of(run, member, 3)
+    says(run, 2, 0, 2.0)
+    if member == 2:  # which had said nothing
+        assert known(run, 0) is None
+        says(run, 3, 0, 3.0)
+    assert known(run, 0) == [wanted]
+
+
+@pytest.mark.parametrize("ends", ["dies", "has no data left"])
+@pytest.mark.parametrize(("had_said", "wanted"), [(True, 1.5), (False, 1.0)])
+def test_a_mean_ends_without_who_dies_or_has_no_data_left(ends: str, had_said: bool, wanted: float) -> None:
+    run = Run(dead=())
+    if had_said:
+        says(run, 3, 0, 3.0)
+    for worker in (0, 1):
+        says(run, worker, 0, float(worker))
+    if ends == "dies":
+        run.dies(3)
+    else:
+        run.say(3, say.Post(KEY, "done/3", "7"))
+    assert known(run, 0) is None
+    says(run, 2, 0, 2.0)
+    assert known(run, 0) == [wanted]
+
+
+def test_the_first_host_decides_a_mean_and_all_hear_it() -> None:
+    hosts = Hosts()
+    for host in range(HOSTS):
+        hosts.servers[host].hear(host, say.Post(KEY, mean.said_by(0, host), mean.words(0, host, [float(host)])))
+    for host in (1, 2):
+        hosts.deliver(host, 0)
+    for host in (1, 2):
+        hosts.deliver(0, host)
+    for heard in hosts.heard:
+        assert mean.known({one.name: one.value for one in heard}, 0) == [1.0]
 
 
 # Those who are stopped.

@@ -108,13 +108,13 @@ class Others:
 
     def mean(self, numbers: Sequence[float]) -> list[float]:
         """Of what all workers have measured, one after the other: each calls it equally often."""
-        said = self._board.say_for_mean(numbers)
+        known = self._board.say_for_mean(numbers)
         with torch.no_grad():
             self._driver.start()
-            self._stay_out("mean", "a mean of all", lambda: said() is not None)
-        found = said()
+            self._stay_out("mean", "a mean of all", lambda: known() is not None)
+        found = known()
         assert found is not None
-        return [sum(column) / len(found) for column in zip(*found, strict=True)]
+        return found
 
     def _stay_out(self, meeting: str, what: str, over: Callable[[], bool]) -> None:
         """Wait between two steps. The others' steps are taken without data, and their rounds do not wait for this

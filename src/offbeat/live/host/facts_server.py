@@ -22,15 +22,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offbeat.basics.units import format_ranks, format_seconds
+from offbeat.live.host import mean
 from offbeat.live.host import protocol as say
 from offbeat.live.host.books import Send
 from offbeat.live.host.ledger import Expression
-from offbeat.live.host.server import Counterparts, Server
+from offbeat.live.host.server import EVERYBODY, Counterparts, Server
 from offbeat.live.memory.arena import Arena
 from offbeat.rounds.bell import Rope
 
 LOSSES = ("failed", "gone", "left")
-PROGRESS = ("reached/", "done/", "average/", "meeting/", "mean/")  # facts by which a worker says how far it is
+PROGRESS = ("reached/", "done/", "average/", "meeting/", mean.SAYS)  # facts by which a worker says how far it is
 GO_ON = "the others go on"
 LOOKS = 8  # in the time for which a stopped worker is waited for
 ANSWER_S = 1.0  # for other hosts to say what their workers are doing
@@ -101,6 +102,7 @@ class FactsServer(Server):
         self._being_laid: dict[int, tuple[int, int]] = {}  # by whom: where in the arena, and so many bytes
         self._laid: list[LaidDown] = []
         self._facts: dict[str, str] = {}
+        self._means = 0  # that have been decided
         self._sends: dict[int, Send] = {}
         self._lost: list[Any] = []  # what is said of those who have failed, or are gone
         self._ended: set[int] = set()  # of whom no more is to be said
@@ -189,6 +191,8 @@ class FactsServer(Server):
             self._tell(say.Fact(self.key, told.name, told.value), but=worker)
             if told.name.startswith("done/"):
                 self._refuse_if_others_end()
+            if told.name.startswith(("done/", mean.SAYS)):
+                self._decide_mean()
         elif worker not in self._ended:
             self._ended.add(worker)
             if told.what in LOSSES and then != GO_ON and self._first_loss is None:
@@ -199,6 +203,13 @@ class FactsServer(Server):
                 self._miss(self._gone(worker, then, ended=told.value == "ended"), worker)
             elif told.what == "left":
                 self._miss(self._gone(worker, then, said=told.value), worker)
+
+    def _decide_mean(self) -> None:
+        size = len(self.others.home_of)
+        found = mean.decided(self._facts, self._means, size, self._dead) if self.others.decides else None
+        if found is not None:
+            self._means += 1  # the next one's first words come after this
+            self._order(say.ToldToAll(self.key, EVERYBODY, "fact", *found))
 
     def _gone(self, worker: int, then: str, ended: bool = False, said: str = "") -> say.Gone:
         goes_on = then == GO_ON
@@ -245,6 +256,7 @@ class FactsServer(Server):
             self._arena.give_back(*self._being_laid.pop(rank))
         self._taken(rank)
         self._refuse_if_others_end()
+        self._decide_mean()
 
     def _returns(self, worker: int) -> None:
         if worker not in self._dead:

@@ -21,6 +21,7 @@ from typing import Any
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from offbeat.basics.units import format_ranks
+from offbeat.live.host import mean
 from offbeat.live.host import protocol as say
 from offbeat.live.transport import elsewhere, hosts, meeting, notice
 from offbeat.live.transport.errors import ConfigMismatch, OffbeatError, PeerFailed
@@ -439,25 +440,16 @@ class Board:
 
     # Means of what the script has measured.
 
-    def say_for_mean(self, numbers: Sequence[float]) -> Callable[[], list[list[float]] | None]:
-        """What this worker has for the mean that is next; the answer is what all have, once they have said it, all but
-        those who are dead or without data.
+    def say_for_mean(self, numbers: Sequence[float]) -> Callable[[], list[float] | None]:
+        """What this worker has for the mean that is next; the answer is that mean, once it is known.
 
-        Only the last two means of each worker are kept: whoever says something for one has read the last but one.
+        Only the last two of each are kept: whoever says something for one has read the last but one.
         """
         number, self.means = self.means, self.means + 1
-        self._post(f"mean/{number % 2}/{self.rank}", json.dumps([number, self.rank, [*numbers]]))
-        return lambda: self._said_for_mean(number)
-
-    def _said_for_mean(self, number: int) -> list[list[float]] | None:
-        facts, found = self._facts, list[list[float]]()
-        for rank in range(self.size):
-            its_number, who, numbers = json.loads(facts.get(f"mean/{number % 2}/{rank}", "[-1, -1, []]"))
-            if its_number == number and who == rank:
-                found.append(numbers)
-            elif its_number < number and rank not in self.dead and f"done/{rank}" not in facts:
-                return None
-        return found
+        if self._link is None:
+            return lambda: [*numbers]
+        self._post(mean.said_by(number, self.rank), mean.words(number, self.rank, numbers))
+        return lambda: mean.known(self._facts, number)
 
     # The end.
 
