@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,13 @@ SIZE, FEWER, MORE, OFTEN_S, STEP = 3, 2, 4, 0.05, 70
 
 def until_there_is_one(folder: str, within_s: float = 50.0) -> Iterator[int]:
     """Steps, until one is written, and some more."""
+    return until(lambda: bool(list(Path(folder).glob("checkpoint-*"))), within_s)
+
+
+def until(there_is: Callable[[], bool], within_s: float = 50.0) -> Iterator[int]:
     left, end_s = MORE, time.monotonic() + within_s
     for t in range(10**9):
-        left -= bool(list(Path(folder).glob("checkpoint-*")))
+        left -= there_is()
         if left < 0:
             return
         assert time.monotonic() < end_s, "no checkpoint was written"
@@ -92,7 +96,8 @@ def ticks(rank: int, folder: str, dies: int) -> int:
     optimizer = ob.attach(inner, model, never, checkpoint=folder, every_s=OFTEN_S, min_workers=1)
     if rank == dies:
         checkpoint.ModelFile.lay = lambda *_: die()  # type: ignore[method-assign]
-    for _ in until_there_is_one(folder):
+    there = SIZE - (dies >= 0)
+    for _ in until(lambda: any(one.manifest.get("models") == there for one in checkpoint.every(Path(folder)))):
         optimizer.zero_grad()
         (-model.w[rank]).backward()
         optimizer.step()
@@ -144,7 +149,7 @@ def test_a_worker_that_is_alone_writes_them_itself_and_warns_where_it_cannot(tmp
 def cannot_be_written(rank: int, folder: str) -> float:
     model = net()
     optimizer = ob.attach(sgd(model), model, checkpoint=folder, every_s=OFTEN_S)
-    for t in range(60):
+    for t in range(300):
         backward(optimizer, model, rank, t)
         optimizer.step()
         time.sleep(0.005)
@@ -308,7 +313,7 @@ def shared(rank: int, folder: str, made: str) -> tuple[int, list[int]]:
     optimizer = ob.attach(sgd(model), model, checkpoint=folder, every_s=OFTEN_S, resume=folder)
     sampler = early if early is not None else ob.share(range(SAMPLES), BATCH)
     begun = sampler.epoch
-    for _ in range(begun, begun + 20):
+    for _ in until(lambda: False):
         for batch in sampler:
             if not taken_up and list(Path(folder).glob("checkpoint-*")):
                 os._exit(0)

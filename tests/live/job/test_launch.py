@@ -212,14 +212,15 @@ def test_ctrl_c_that_a_library_swallows_ends_a_live_run_all_the_same() -> None:
     assert process.returncode == 130
 
 
-def test_ctrl_c_ends_a_live_run_with_130_and_without_a_traceback() -> None:
+@pytest.mark.parametrize("after_s", [0.0, 0.5, 1.0, 3.0])
+def test_ctrl_c_ends_a_live_run_with_130_and_without_a_traceback(after_s: float) -> None:
     words = offbeat("train", "allreduce", "--task", "regression", "--workers", "2", "--compute", "50ms")
     with subprocess.Popen(
         [*words, "--steps", "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         assert process.stderr is not None
         first = process.stderr.readline()  # what is about to run: said when all options have been read
-        time.sleep(1)  # any moment will do: among the imports of the workers, or in the middle of training
+        time.sleep(after_s)  # any moment will do: as workers are started, among their imports, or as they train
         os.killpg(process.pid, signal.SIGINT)
         try:
             _, rest = process.communicate(timeout=HANGS_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import multiprocessing.process
 import os
 import pickle
 import signal
@@ -111,7 +112,7 @@ def launch_all(
             if watch is not None:
                 watch(statuses)
 
-        with _environment(), _quiet(), _signals(), _watched(look, (folder / "status").read_bytes):
+        with _environment(), _quiet(), _signals(), _watched(look, (folder / "status").read_bytes, workers):
             try:
                 elastic_launch(_config(workers, place), worker.entry)(payload, place)
             except ChildFailedError as error:
@@ -229,6 +230,13 @@ def _signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
+def _started() -> set[object]:
+    """The processes that this one has started. (``active_children()`` would reap those that have ended, which elastic
+    is to do.)
+    """
+    return set(multiprocessing.process._children)  # type: ignore[attr-defined]
+
+
 @contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
     """Whether SIGINT has come since it was asked last: told by the interpreter itself, whatever its handler does."""
@@ -255,20 +263,25 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def _watched(look: Callable[[], None], progress: Callable[[], bytes]) -> Iterator[None]:
+def _watched(look: Callable[[], None], progress: Callable[[], bytes], workers: int) -> Iterator[None]:
     """A thread that takes signals for the main one, and looks how far the workers are; a last look when it ends.
 
+    It takes them once all workers have been started: one whose start is interrupted is told half of what it is to do,
+    and prints a traceback.
     A signal becomes an ``Exception`` in the main thread, at whatever line it is. Some lines of elastic's catch every
     one, and the run would go on as if nobody had pressed Ctrl-C: where ``progress`` is made long after it, once more.
     """
     over = threading.Event()
     failures: list[Exception] = []
+    others, at_first = _started(), progress()
 
     def watch() -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        asked_s, seen = math.inf, b""
+        asked_s, seen, hears = math.inf, b"", False
         try:
             while not over.wait(LOOK_S):
+                if not hears and (len(_started() - others) == workers or progress() != at_first):
+                    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+                    hears = True
                 look()
                 before, seen = seen, progress()
                 if arrived():
