@@ -88,7 +88,10 @@ Parameters = Annotated[
 ]
 Faults = Annotated[
     str | None,
-    typer.Option(metavar="WHO", help="Who dies when: 'rank 3 dies at 40s', '2 ranks die at 1min', 'mtbf 5min'."),
+    typer.Option(
+        metavar="WHO",
+        help="Who dies when: 'rank 3 dies at 40s, back at 1min', '2 ranks die at 1min', 'mtbf 5min, back after 30s'.",
+    ),
 ]
 Seed = Annotated[str, typer.Option(metavar="N", help="Of weights, delays and every random choice.")]
 CodecName = Annotated[
@@ -235,7 +238,7 @@ def read_scene(
         faults=None if faults is None else _read("--faults", delays.faults.parse, faults),
     )
     if made.faults is not None:
-        made.faults.deaths(count, made.seed)
+        made.faults.check(count, made.seed)
     for what, spec in (("--delay", made.delays), ("--compute", made.compute_s)):
         delays.bind(spec, seed=made.seed, workers=count, what=what)
     return made

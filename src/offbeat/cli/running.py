@@ -183,7 +183,7 @@ def _run_all(
     finally:
         if recordings:
             show([recording.record for recording in recordings], scene.heading)
-            if scene.live:
+            if scene.live or scene.faults is not None:
                 show_slow(recordings)
             outputs.write(recordings, scene.heading)
 
@@ -261,4 +261,5 @@ def record_of(run: Run | LiveRun, method: Method, scene: Scene) -> Record:
         carriers=run.carriers if isinstance(run, LiveRun) else (),
         foreign=run.foreign if isinstance(run, LiveRun) else (),
         talking=run.talking,
+        absences=run.absences if isinstance(run, Run) else (),
     )

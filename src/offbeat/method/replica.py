@@ -18,6 +18,8 @@ from offbeat.tensors.layout import Slot
 from offbeat.tensors.vector import Vec, pack
 from offbeat.topology.hierarchy import Nodes
 
+OWN = ("lost", "e")  # in a method's memory: what coding has lost, which is not sent twice
+
 
 class Replica:
     """What a method calls ``me``.
@@ -133,6 +135,13 @@ class Replica:
         self.x = self.model = Vec(())
         self._update, self._states, self._whole = lambda g: None, dict, lambda v: v
 
+    def go_on_as(self, other: Replica) -> None:
+        """As a twin of another worker, which is between two steps and holds the same weights by now."""
+        self.t, self.spared = other.t, other.spared
+        self.reported = replace(other.reported, talking=self.reported.talking)
+        for name, value in vars(other.memory).items():
+            setattr(self.memory, name, _copied(value, as_nothing=name in OWN))
+
     def recall(self, **first: Any) -> SimpleNamespace:
         """What this method remembers across a checkpoint: numbers, ``None``, vectors, and lists of these.
 
@@ -182,3 +191,11 @@ class Steps:
         if await Next(self._me.t, self._among) is Turn.STOP:
             raise StopAsyncIteration
         return self._me.t
+
+
+def _copied(value: Any, as_nothing: bool) -> Any:
+    if isinstance(value, list):
+        return [_copied(one, as_nothing) for one in value]
+    if isinstance(value, Vec):
+        return value.zeros_like() if as_nothing else value.clone()
+    return value

@@ -17,6 +17,7 @@ from typing import Any
 
 from offbeat.basics.version import __version__
 from offbeat.report.table import Record
+from offbeat.runs.absences import Absence
 from offbeat.runs.foreign import ForeignWait
 from offbeat.runs.talking import Talking
 from offbeat.runs.trace import DOINGS, Point, Round, Span, Trace
@@ -41,8 +42,17 @@ class Recording:
     @property
     def idle(self) -> list[tuple[int, float, float]]:
         """(rank, from, to) of every worker that was done before the last one was."""
+        end_s, dead = (
+            max(self.finished_s, default=0.0),
+            {rank for rank, _, back_s in self.record.absences if back_s is None},
+        )
+        return [(r, done_s, end_s) for r, done_s in enumerate(self.finished_s) if done_s < end_s and r not in dead]
+
+    @property
+    def absent(self) -> list[tuple[int, float, float]]:
+        """(rank, from, to) of every worker that had died."""
         end_s = max(self.finished_s, default=0.0)
-        return [(rank, done_s, end_s) for rank, done_s in enumerate(self.finished_s) if done_s < end_s]
+        return [(r, died_s, end_s if back_s is None else back_s) for r, died_s, back_s in self.record.absences]
 
 
 @dataclass(frozen=True)
@@ -263,7 +273,8 @@ def _record(plain: Mapping[str, Any]) -> Record:
     carriers = tuple(map(str, known.get("carriers", ())))
     foreign = tuple(ForeignWait(**one) for one in known.get("foreign", ()))
     talking = tuple(Talking(**one) for one in known.get("talking", ()))
-    record = Record(**{**known, "carriers": carriers, "foreign": foreign, "talking": talking})
+    absences = tuple(Absence(**one) for one in known.get("absences", ()))
+    record = Record(**{**known, "carriers": carriers, "foreign": foreign, "talking": talking, "absences": absences})
     for name in ("workers", "steps", "seconds", "wait_fraction", "wire_bytes"):
         if not isinstance(getattr(record, name), (int, float)):
             raise TypeError(f"{name} is {getattr(record, name)!r}")

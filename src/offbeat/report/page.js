@@ -27,10 +27,10 @@
   }
 
   // The timeline. Zoomed in, a bar is a span; zoomed out, a lane is cut into columns that show how the time was shared.
-  const DOINGS = ["compute", "late", "wait", "communicate", "done, until the job ends"];
-  const COLOURS = ["#0072B2", "#D55E00", "#F0E442", "#56B4E9", "#999999"];
-  const HEIGHTS = [0.8, 0.8, 0.4, 0.6, 0.2]; // also without colours: what is not work is thinner
-  const PATTERNS = ["", "/", "", "x", "."];
+  const DOINGS = ["compute", "late", "wait", "communicate", "done, until the job ends", "dead"];
+  const COLOURS = ["#0072B2", "#D55E00", "#F0E442", "#56B4E9", "#999999", "#CC79A7"];
+  const HEIGHTS = [0.8, 0.8, 0.4, 0.6, 0.2, 0.1]; // also without colours: what is not work is thinner
+  const PATTERNS = ["", "/", "", "x", ".", ""];
   const MOST_BARS = 1200, COLUMNS = 160, MOST_LINKS = 120;
   const div = document.getElementById("timeline");
   const choice = document.getElementById("timeline-run");

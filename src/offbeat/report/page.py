@@ -13,7 +13,7 @@ from offbeat.report import charts
 from offbeat.report.folder import Recording, Story
 from offbeat.report.table import cells, header
 from offbeat.report.timeline import lanes
-from offbeat.runs import talking
+from offbeat.runs import absences, talking
 from offbeat.runs.foreign import told
 from offbeat.runs.slowness import judge
 
@@ -69,18 +69,25 @@ def write(path: Path, story: Story) -> None:
 
 
 def words(run: Recording) -> list[str]:
-    """Which worker is slow, who had nothing left to do and whose collectives held them, in sentences.
+    """Which worker is slow, who died, who had nothing left to do and whose collectives held them, in sentences.
 
     Nothing where it was not recorded.
     """
+    absent = absences.told(run.record.absences, run.workers, max(run.finished_s, default=0.0))
     if not run.trace.spans:
-        return []
+        return absent
     workers, foreign = run.record.workers, run.record.foreign
     wait_s = run.wait_s or run.trace.wait_s(workers)
     all_s = sum(wait_s) + sum(one.seconds for one in foreign)
     busy_s = run.trace.busy_s(workers)
     elsewhere = told(foreign, all_s, workers * run.record.steps, workers)
-    return [judge(busy_s, wait_s).verdict, *done_early(run), *talking.told(run.record.talking, busy_s), *elsewhere]
+    return [
+        judge(busy_s, wait_s).verdict,
+        *absent,
+        *done_early(run),
+        *talking.told(run.record.talking, busy_s),
+        *elsewhere,
+    ]
 
 
 def done_early(run: Recording) -> list[str]:

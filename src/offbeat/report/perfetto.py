@@ -39,8 +39,9 @@ def events(recordings: Sequence[Recording]) -> Iterator[Event]:
                 "dur": _us(span.end_s - span.start_s),
                 "args": {"step": span.step},
             }
-        for rank, start_s, end_s in recording.idle:
-            lane = {"ph": "X", "name": "done", "cat": "worker", "pid": number, "tid": _thread(rank), "args": {}}
+        stretches = [("done", *one) for one in recording.idle] + [("dead", *one) for one in recording.absent]
+        for name, rank, start_s, end_s in stretches:
+            lane = {"ph": "X", "name": name, "cat": "worker", "pid": number, "tid": _thread(rank), "args": {}}
             yield {**lane, "ts": _us(start_s), "dur": _us(end_s - start_s)}
         for round_ in trace.rounds:
             flow += 1

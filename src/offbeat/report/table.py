@@ -11,12 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from offbeat.basics.units import format_bytes
+from offbeat.runs.absences import Absence
 from offbeat.runs.foreign import ForeignWait
 from offbeat.runs.talking import Talking
 
 __all__ = ["Record", "cells", "header", "runs_table"]
 
-LEFT_OUT = ("label", "carriers", "foreign", "talking")  # in JSON, where there is none
+LEFT_OUT = ("label", "carriers", "foreign", "talking", "absences")  # in JSON, where there is none
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Record:
     carriers: tuple[str, ...] = ()  # the ways the vectors of a live run went
     foreign: tuple[ForeignWait, ...] = ()  # waiting in collectives of others, over all workers
     talking: tuple[Talking, ...] = ()  # of each worker, where it decides by itself when to talk
+    absences: tuple[Absence, ...] = ()  # of workers that died
 
     def json(self) -> dict[str, object]:
         """As JSON takes it: a loss that is not a number any more becomes null, and ``diverged`` says why."""
@@ -57,6 +59,7 @@ class Record:
             **({"carriers": list(self.carriers)} if self.carriers else {}),
             **({"foreign": [asdict(one) for one in self.foreign]} if self.foreign else {}),
             **({"talking": [asdict(one) for one in self.talking]} if self.talking else {}),
+            **({"absences": [one._asdict() for one in self.absences]} if self.absences else {}),
             "diverged": any(plain[n] is not None and _finite(plain[n]) is None for n in ("loss", "train_loss")),
         }
 

@@ -1,6 +1,7 @@
 """The spans and rounds of the runs as the page's script wants them: columns of whole numbers, in order of time.
 
-Behind a worker's last span comes a stretch without a step, from when it was done until the last one was.
+Behind a worker's last span comes a stretch without a step, from when it was done until the last one was; where it had
+died, one until it was back.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def _run(run: Recording, most_spans: int, most_rounds: int) -> dict[str, object]
     shown = min(workers, max(1, most_spans * workers // len(spans)))
     kept = sorted(s for s in spans if s.rank < shown)[:most_spans]
     columns = [(s.rank, s.start_s, s.end_s, s.step, DOINGS.index(s.doing)) for s in kept]
-    columns += [(rank, start_s, end_s, -1, len(DOINGS)) for rank, start_s, end_s in run.idle if rank < shown]
+    for k, stretches in enumerate((run.idle, run.absent), len(DOINGS)):
+        columns += [(rank, start_s, end_s, -1, k) for rank, start_s, end_s in stretches if rank < shown]
     columns.sort()
     rounds = [r for r in run.trace.rounds if len(r.members) > 1 and min(r.members) < shown]
     told = []

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from offbeat.runs.absences import Absence
 from offbeat.runs.foreign import ForeignWait
 from offbeat.runs.order import Order
 from offbeat.runs.slowness import judge
@@ -71,15 +72,20 @@ class Run(Result):
     """A run in virtual time.
 
     ``weights`` (workers, parameters): the replicas after their last step, nothing flushed or averaged. ``lost``:
-    (rank, step) of every gradient that was dropped. ``curve``: what was evaluated on the way. ``died``: (rank, second)
-    of every worker that did. With ``task=None`` the tensors of weights and losses are empty.
+    (rank, step) of every gradient that was dropped. ``curve``: what was evaluated on the way. ``absences``: of
+    workers that died, in the order of their deaths. With ``task=None`` the tensors of weights and losses are empty.
     """
 
     weights: Tensor
     model: nn.Module | None = None
     lost: tuple[tuple[int, int], ...] = ()
     curve: tuple[tuple[float, Mapping[str, float]], ...] = ()
-    died: tuple[tuple[int, float], ...] = ()
+    absences: tuple[Absence, ...] = ()
+
+    @property
+    def died(self) -> tuple[tuple[int, float], ...]:
+        """(rank, second) of every worker that was dead at the end."""
+        return tuple(sorted((one.rank, one.died_s) for one in self.absences if one.back_s is None))
 
     @property
     def hash(self) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import simpy
 
@@ -68,9 +68,18 @@ class SimulatedChannel:
         self._known: list[tuple[int, tuple[int, ...], int]] = []  # (round, block, started by) not under way yet
         self._flushing = False  # the last round is under way, or over
         self._dead: set[int] = set()
+        self._returning: set[int] = set()  # workers again, that have not come yet
+        self._waits_for_quiet: dict[int, Callable[[], None]] = {}
+        self._lost_before: list[tuple[int, int]] = []  # by those who are back, in their lives before
 
     def open(self, me: Replica, channel: Channel, x: Vec | None) -> None:
         rank, log = self.nodes.of(me.rank), None if self._logs is None else self._logs[me.rank]
+        if rank in self._returning:
+            self._returning.discard(rank)
+            self.chairs[rank].me, self.chairs[rank].channel = me, channel
+            self._tell(rank, self.chairs[rank].seat.returned())
+            self._go_on()
+            return
         seat = Seat(channel.rules, channel.whom, self.nodes, rank, x, log=log)
         self.chairs[rank] = Chair(me, seat, channel)
 
@@ -107,8 +116,47 @@ class SimulatedChannel:
         if self.nodes.per_node > 1:
             raise ValueError("what a node does when one of its ranks dies is not built; leave out per_node, or faults")
         self._dead.add(rank)
+        self._returning.discard(rank)
         self._tell(rank, self.chairs[rank].seat.bury() if rank in self.chairs else Notice(Say.DIED))
         self._go_on()
+
+    def settles(self, rank: int, go: Callable[[], None]) -> bool:
+        """Whether no round is under way with this seat; else ``go`` is called as soon as none is."""
+        if rank not in self.chairs or self._is_quiet(rank):
+            return True
+        self._waits_for_quiet[rank] = go
+        return False
+
+    def _is_quiet(self, rank: int) -> bool:
+        """No round has had its part and not given its result; where a round's members are drawn, none has drawn it."""
+        place = self.chairs[rank].seat.place
+        drawn = self.channel.rules.pool is not None and place.results < self.referee.started_with(rank)
+        return place.results == place.begun and not drawn
+
+    def _settle(self, ranks: Iterable[int]) -> None:
+        for rank in [one for one in ranks if one in self._waits_for_quiet and self._is_quiet(one)]:
+            self._waits_for_quiet.pop(rank)()
+
+    def can_revive(self, rank: int, twin_of: int) -> bool:
+        """Whether no round is under way with either, and some round has had in it all that the dead one gave. (Where
+        members are drawn, none ever draws the dead.)
+        """
+        if twin_of not in self.chairs or self._flushing or self.chairs[twin_of].seat.takes_each:
+            return False
+        if rank in self.chairs:
+            has_counted = self.chairs[rank].seat.has_counted or self.channel.rules.pool is not None
+            return has_counted and self._is_quiet(rank) and self._is_quiet(twin_of)
+        return self._is_quiet(twin_of)
+
+    def revive(self, rank: int, twin_of: int) -> None:
+        """It has the place of the other one by now, and stands until it opens it."""
+        self._dead.discard(rank)
+        self._returning.add(rank)
+        if rank in self.chairs:
+            self._lost_before += [(rank, step) for step in self.chairs[rank].seat.lost]
+        member = self.chairs[twin_of]
+        self.chairs[rank] = Chair(member.me, member.seat.twin(rank), replace(member.channel, lost=None))
+        self.referee.returning(rank, twin_of)
 
     def rest(self, rank: int, x: Vec | None, answer: Callable[[Got | None], None]) -> None:
         """The next result, or None when nothing more can come."""
@@ -189,8 +237,8 @@ class SimulatedChannel:
         divisor, lost = seats[ranks[0]].divisor(ranks, absent), {r: self.chairs[r].channel.lost for r in ranks}
         value = summed(self.channel, given, self.chairs[ranks[0]].me, version, divisor, lost)
         seconds = 0.0
-        if not flush or value is not None:
-            leaders = [self.nodes.leader(r) for r in ranks if r not in absent]
+        leaders = [self.nodes.leader(r) for r in ranks if r not in absent]
+        if leaders and (not flush or value is not None):
             seconds, sent = charge(self.channel, self.chairs[ranks[0]].me, self._network, leaders)
             self.bytes_sent += sent
         self._after(seconds, lambda: self._deliver(version, given, value, started_by))
@@ -210,9 +258,14 @@ class SimulatedChannel:
             self._call(self.chairs[r])
         for r in given:
             self._tell(r, self.chairs[r].seat.over())
+        if self._waits_for_quiet:
+            self._settle(given)  # before the next round begins
         self._go_on()  # after the calls: a worker without data answers with what it holds now
 
     def _over(self, ranks: Iterable[int]) -> None:
+        for go in self._waits_for_quiet.values():
+            self._after(0.0, go)
+        self._waits_for_quiet.clear()
         for r in ranks:
             self.chairs[r].seat.flushed = True
         for r in ranks:
@@ -248,7 +301,7 @@ class SimulatedChannel:
     @property
     def lost(self) -> list[tuple[int, int]]:
         """(rank, step) of every gradient that was dropped; a node's are said of all its ranks, data or not."""
-        lost = ((node, step) for node, chair in self.chairs.items() for step in chair.seat.lost)
+        lost = [(node, step) for node, chair in self.chairs.items() for step in chair.seat.lost] + self._lost_before
         return sorted(self.nodes.spread_all(lost))
 
     def who_waits(self) -> dict[int, str]:

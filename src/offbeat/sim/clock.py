@@ -95,6 +95,20 @@ class Decides(Protocol):
         """A worker is dead, and the others go on."""
         ...
 
+    def settles(self, rank: int, go: Callable[[], None]) -> bool:
+        """Whether nothing is under way with this worker, which is between two steps; else ``go`` is called when that
+        may be so.
+        """
+        ...
+
+    def can_revive(self, rank: int, twin_of: int) -> bool:
+        """Whether a dead one can be a worker again now, as the twin of another one that is between two steps."""
+        ...
+
+    def revive(self, rank: int, twin_of: int) -> None:
+        """It is one."""
+        ...
+
 
 class Clock:
     """Virtual time decides; ``told`` is where the order that comes of it is written down, if it is to be."""
@@ -129,6 +143,16 @@ class Clock:
     def died(self, rank: int) -> None:
         for part in self._made:
             part.died(rank)
+
+    def settles(self, rank: int, go: Callable[[], None]) -> bool:
+        return all(part.settles(rank, go) for part in self._made)
+
+    def can_revive(self, rank: int, twin_of: int) -> bool:
+        return all(part.can_revive(rank, twin_of) for part in self._made)
+
+    def revive(self, rank: int, twin_of: int) -> None:
+        for part in self._made:
+            part.revive(rank, twin_of)
 
     def stands(self, rank: int, step: int, go_on: Callable[[], None]) -> bool:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,14 +28,22 @@ FORWARD = 1 / 3  # of a step's computation; gradients appear during the rest
 class Pending(Ticket[Vec]):
     """One worker's stake in an exchange."""
 
-    __slots__ = ("arrived", "asked_s", "rank", "together_s", "value", "waiter")
+    __slots__ = ("arrived", "asked_s", "rank", "then", "together_s", "value", "waiter")
 
     def __init__(self, rank: int, asked_s: float) -> None:
         self.rank, self.asked_s = rank, asked_s
         self.arrived = False
         self.value: Vec | None = None
         self.waiter: object = None
+        self.then: list[Callable[[], None]] = []  # called, besides, when it has arrived
         self.together_s = asked_s  # when everybody was there: before it is waiting, after it communication
+
+    def known(self) -> Pending:
+        """What has come of it, for a twin."""
+        assert self.arrived
+        made = Pending(self.rank, self.asked_s)
+        made.arrived, made.value = True, None if self.value is None else self.value.clone()
+        return made
 
 
 @dataclass
@@ -51,13 +60,14 @@ class _Block:
     @property
     def there(self) -> tuple[int, ...]:
         """All of them, but those who have died before."""
-        return tuple(r for r in self.ranks if r in self.pending)
+        return tuple(r for r in self.ranks if r in self.x or r in self.starts)
 
 
 @dataclass
 class _Gossip:
     """Messages along a graph: each worker goes on when its own neighbours' have come."""
 
+    due: int  # how many take part: whoever averages in a block, or keeps its own, does not come here
     x: dict[int, Vec] = field(default_factory=dict)
     arrival_s: dict[tuple[int, int], float] = field(default_factory=dict)
     pending: dict[int, Pending] = field(default_factory=dict)
@@ -65,7 +75,6 @@ class _Gossip:
     waited_s: dict[int, float] = field(default_factory=dict)
     collected: set[int] = field(default_factory=set)
     last: int = 0
-    due: int = 0  # how many take part: whoever averages in a block, or keeps its own, does not come here
 
 
 class Exchanges:
@@ -86,11 +95,14 @@ class Exchanges:
         self._gossips: dict[int, _Gossip] = {}
         self._overlapping: list[_Block] = []  # of gradients that are still being made
         self._dead: set[int] = set()
+        self._someone_died = False
+        self._last: dict[int, int] = {}  # the number of the exchange to which a worker has come last
         self.bytes_sent = 0
 
     def mix(self, me: Replica, seq: int, effect: Mix, begun: bool) -> Pending:
         """Worker ``me`` posts its share of exchange ``seq``. What goes on changing (``begun``) is copied now."""
         rank, pending = me.rank, Pending(me.rank, self._env.now)
+        self._last[rank] = seq
         codec, ranks = sent_to(effect.codec, effect.W.audience(rank)), effect.W.block(rank)
         x = effect.x
         if codec is not None and not (ranks is not None and effect.in_two_phases(rank)):
@@ -101,8 +113,9 @@ class Exchanges:
             pending.value, pending.arrived = (x.clone() if begun else x), True
         elif ranks is not None:
             block = self._block(seq, ranks)
-            block.x[rank] = x.clone() if begun and x is effect.x else x
-            block.lost[rank], block.pending[rank] = effect.lost, pending
+            if rank not in block.x:  # else it had died after that
+                block.x[rank], block.lost[rank] = x.clone() if begun and x is effect.x else x, effect.lost
+            block.pending[rank] = pending
             block.asked = me, seq, effect
             self._begin_if_all_are_there(block)
         else:
@@ -124,18 +137,22 @@ class Exchanges:
             row = effect.W.row(me.rank)
             raise ValueError(f"gradients are averaged among whole groups, but rank {me.rank}'s row is {row}")
         pending = Pending(me.rank, start_s + compute_s)
+        self._last[me.rank] = seq
         block = self._block(seq, ranks)
         block.pending[me.rank] = pending
-        block.starts[me.rank] = (start_s, compute_s, gradient)
+        if block.starts.get(me.rank, (0.0, 0.0, None))[2] is None:  # else it had died after that
+            block.starts[me.rank] = (start_s, compute_s, gradient)
         block.asked = me, seq, effect
         self._begin_if_all_are_there(block)
         return pending
 
     def _begin_if_all_are_there(self, block: _Block) -> None:
-        if len(block.pending) < len(block.ranks) and set(block.ranks) - block.pending.keys() - self._dead:
-            return
         assert block.asked is not None
         me, seq, effect = block.asked
+        if len(block.pending) < len(block.ranks):
+            missing = set(block.ranks) - block.pending.keys() - self._dead
+            if any(self._will_come(seq, rank) for rank in missing):
+                return
         if isinstance(effect, Mix):
             self._average(me, seq, block, effect)
         else:
@@ -144,6 +161,7 @@ class Exchanges:
     def died(self, rank: int) -> None:
         """What it has posted counts; a gradient that it was still computing does not."""
         self._dead.add(rank)
+        self._someone_died = True
         for block in [*self._blocks.values(), *self._overlapping]:
             start, compute, _ = block.starts.get(rank, (0.0, 0.0, None))
             if rank in block.starts and start + compute > self._env.now:
@@ -152,12 +170,38 @@ class Exchanges:
             if block.pending.keys() - self._dead:
                 self._begin_if_all_are_there(block)
         for seq, gossip in list(self._gossips.items()):
-            gossip.due -= rank not in gossip.waited_s
+            self._count_due(seq, gossip)
             for receiver in list(gossip.pending):
                 if receiver not in gossip.collected and receiver not in self._dead:
                     self._collect_if_all_are_there(seq, gossip, receiver)
             if len(gossip.waited_s) == gossip.due:
                 self._forget(seq, gossip)
+
+    def revive(self, rank: int, seq: int) -> None:
+        """One that had died comes again, to exchange ``seq`` and those after it. What it had posted before, to some of
+        them too, is the dead one's, and counts as that: no exchange has two parts of a worker.
+        """
+        self._dead.discard(rank)
+        self._last[rank] = seq - 1
+        for block in [*self._blocks.values(), *self._overlapping]:
+            start_s, compute_s, gradient = block.starts.get(rank, (0.0, 0.0, None))
+            if gradient is not None:  # it lies where the other one's will
+                block.starts[rank] = start_s, compute_s, functools.partial(_same, gradient().clone())
+            if rank in block.x:
+                block.x[rank] = block.x[rank].clone()
+        for (number, _), block in self._blocks.items():
+            if number >= seq:
+                block.pending.pop(rank, None)
+        for number, gossip in self._gossips.items():
+            gossip.pending.pop(rank, None)
+            gossip.collected.discard(rank)
+            if number >= seq:
+                gossip.waited_s.pop(rank, None)
+            self._count_due(number, gossip)
+
+    def _will_come(self, seq: int, rank: int) -> bool:
+        """The dead never do, nor who has gone past: it was there while others were dead."""
+        return rank not in self._dead and self._last.get(rank, -1) < seq
 
     def _block(self, seq: int, ranks: tuple[int, ...]) -> _Block:
         key = (seq, ranks[0])  # blocks are disjoint, so the first rank names one; hashing a thousand ranks takes long
@@ -217,7 +261,7 @@ class Exchanges:
 
         def arrive(_: object) -> None:
             result, now = value(), self._env.now
-            ordered = [block.pending[r] for r in block.there]
+            ordered = [block.pending[r] for r in block.there if r in block.pending]
             if self.keeps_rounds:
                 waited = {p.rank: max(0.0, now - p.asked_s) for p in ordered}
                 self._trace.rounds.append(Round(seq, last, block.there, dict.fromkeys(block.there, 0), waited, now))
@@ -232,10 +276,14 @@ class Exchanges:
         rank, now, W = me.rank, self._env.now, effect.W
         gossip = self._gossips.get(seq)
         if gossip is None:
-            takes_part = [r for r in range(W.size) if W.block(r) is None and r not in self._dead]
-            gossip = self._gossips[seq] = _Gossip(due=len(takes_part))
+            gossip = self._gossips[seq] = _Gossip(sum(W.block(r) is None for r in range(W.size)))
+            gossip.W[rank] = W
+            if self._someone_died:
+                self._count_due(seq, gossip)
+                gossip.due += 1  # this one, which has come to it
         nbytes = message_bytes(effect.x, effect.codec)
-        gossip.x[rank], gossip.W[rank], gossip.pending[rank], gossip.last = x, W, pending, rank
+        gossip.x.setdefault(rank, x)
+        gossip.W[rank], gossip.pending[rank], gossip.last = W, pending, rank
         leaves_s = now
         for receiver in W.receivers(rank):
             latency = self._network.latency(rank, receiver)
@@ -248,7 +296,7 @@ class Exchanges:
 
     def _collect_if_all_are_there(self, seq: int, gossip: _Gossip, rank: int) -> None:
         W, pending = gossip.W[rank], gossip.pending[rank]
-        senders = [s for s in W.senders(rank) if s in gossip.x or s not in self._dead]
+        senders = [s for s in W.senders(rank) if s in gossip.x or self._will_come(seq, s)]
         if any(s not in gossip.x for s in senders):
             return
         gossip.collected.add(rank)
@@ -256,7 +304,7 @@ class Exchanges:
         together_s = self._env.now
 
         def arrive(_: object) -> None:
-            if rank in self._dead:
+            if rank in self._dead or gossip.pending.get(rank) is not pending:
                 return
             own = gossip.x[rank]  # has the weight of those who had died before
             pending.value = weighted((w, gossip.x.get(j, own)) for j, w in W.row(rank).items())
@@ -267,6 +315,13 @@ class Exchanges:
             self._arrived(pending)
 
         self._env.timeout(max(0.0, over_s - self._env.now)).callbacks.append(arrive)
+
+    def _count_due(self, seq: int, gossip: _Gossip) -> None:
+        """How many have been through it, or will be."""
+        W = next(iter(gossip.W.values()))
+        still = (r for r in range(W.size) if r not in gossip.waited_s and W.block(r) is None)
+        waits = sum((r in gossip.pending and r not in self._dead) or self._will_come(seq, r) for r in still)
+        gossip.due = len(gossip.waited_s) + waits
 
     def _forget(self, seq: int, gossip: _Gossip) -> None:
         del self._gossips[seq]
@@ -286,3 +341,7 @@ class Exchanges:
                 if not pending.arrived:
                     out[rank] = [s for s in gossip.W[rank].senders(rank) if s not in gossip.x]
         return out
+
+
+def _same(value: Vec) -> Vec:
+    return value

@@ -83,6 +83,23 @@ class Fleet:
             self.g[rank].copy_(g)
         self._optimizers[rank].step()
 
+    def take_over(self, rank: int, other: int) -> int:
+        """Worker ``rank`` has from now on what the other one has by now: so many bytes."""
+        self._due.pop(rank, None)  # it was computing when it died
+        for table in (self.X, self.B, self.N):
+            for part in table:
+                part[rank] = part[other]
+        mine, theirs = (self._optimizers[one] for one in (rank, other))
+        mine.load_state_dict(copy.deepcopy(theirs.state_dict()))
+        for own, of_other in ((self._schedulers[rank], self._schedulers[other]),):
+            if own is not None and of_other is not None:
+                own.load_state_dict(copy.deepcopy(of_other.state_dict()))
+        self._ticked[rank] = self._ticked[other]
+        held = [value for state in theirs.state.values() for value in state.values() if isinstance(value, Tensor)]
+        return sum(part[other].nbytes for table in (self.X, self.B, self.N) for part in table) + sum(
+            value.nbytes for value in held
+        )
+
     def tick(self, rank: int) -> None:
         """An optimiser step is over: the learning-rate schedule moves on, to where the job is if work is shared."""
         scheduler = self._schedulers[rank]

@@ -33,6 +33,7 @@ class Shared:
         self._noted: dict[int, dict[int, int]] = {}  # the staleness noted for the step under way, if it has met
         self._waiting: dict[int, Callable[[Vec], None]] = {}
         self._dead: set[int] = set()
+        self._returning: set[int] = set()  # whose weights are there already
         self._size = 0
         self._met = 0
         self.bytes_sent = 0
@@ -42,6 +43,9 @@ class Shared:
         return bool(self._shared)
 
     def share(self, me: Replica, x: Vec) -> None:
+        if me.rank in self._returning:
+            self._returning.discard(me.rank)
+            return
         log = None if self._logs is None else self._logs[me.rank]
         self._shared[me.rank] = SharedVec(x, log)
         self._size = me.size
@@ -58,21 +62,24 @@ class Shared:
         if i == j or j in self._dead:
             pending.arrived = True
             return pending
-        number, sent = self._shared[i].depart()
+        mine = self._shared[i]
+        number, sent = mine.depart()
         nbytes = message_bytes(sent, None)
         self.bytes_sent += 2 * nbytes
 
         def at_the_peer(_: object) -> None:
             half = self._shared[j].visited(i, sent)
             back = self._env.timeout(self._network.send_s(j, i, nbytes))
-            back.callbacks.append(lambda _: self._home(pending, i, j, number, half))
+            back.callbacks.append(lambda _: self._home(pending, mine, j, number, half))
 
         self._env.timeout(self._network.send_s(i, j, nbytes)).callbacks.append(at_the_peer)
         return pending
 
-    def _home(self, pending: Pending, i: int, j: int, number: int, half: Vec) -> None:
-        stale = self._shared[i].home(number, half)
+    def _home(self, pending: Pending, mine: SharedVec, j: int, number: int, half: Vec) -> None:
+        i, stale = pending.rank, mine.home(number, half)
         pending.arrived = True
+        if mine is not self._shared[i]:  # it has died since, and another is there in its place
+            return
         if self._trace.keep_rounds:
             waited = {i: self._env.now - pending.asked_s}
             staleness = self._noted[i] = {i: stale, j: self._shared[j].changed}
@@ -88,8 +95,23 @@ class Shared:
     def died(self, rank: int) -> None:
         """Its weights are nobody's from now on; what others have of them they keep."""
         self._dead.add(rank)
+        self._returning.discard(rank)
         self._waiting.pop(rank, None)
         self._let_go_if_all_have()
+
+    def settles(self, rank: int, go: Callable[[], None]) -> bool:
+        return True
+
+    def can_revive(self, rank: int, twin_of: int) -> bool:
+        return twin_of not in self._waiting
+
+    def revive(self, rank: int, twin_of: int) -> None:
+        """Its weights are those of the other one by now."""
+        self._dead.discard(rank)
+        self._noted.pop(rank, None)
+        if self.is_open:
+            self._shared[rank] = SharedVec(self._shared[twin_of].weights)
+            self._returning.add(rank)
 
     def _let_go_if_all_have(self) -> None:
         if self._waiting and len(self._waiting.keys() | self._dead) == self._size:

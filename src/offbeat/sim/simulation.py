@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -65,8 +64,8 @@ def simulate(
     ``spans`` keeps each worker's timeline in ``run.trace``, and the loss, the spread of the replicas and the period of
     adaptive averaging over time. ``watch_s`` evaluates the mean of all replicas that often (in virtual time), for
     ``run.curve``. ``record`` keeps the order of events in this folder, for ``ob.replay``. ``faults``: who dies when,
-    in words, ``"rank 3 dies at 40s"``, ``"mtbf 300s"``; the others go on. (``strategy`` is an earlier name of
-    ``method``.)
+    and who comes back, in words, ``"rank 3 dies at 40s, back at 60s"``, ``"mtbf 300s, back after 30s"``; the others go
+    on. (``strategy`` is an earlier name of ``method``.)
     """
     method = as_method(method, strategy)
     if task is not None and not isinstance(task, Task):
@@ -82,6 +81,8 @@ def simulate(
     if record is not None and faults is not None:
         raise ValueError("a run in which workers die cannot be replayed; leave out record, or faults")
     faults = parse_faults(faults) if isinstance(faults, str) else faults
+    if faults is not None:
+        faults.check(workers, seed)
     told = [Told() for _ in range(workers)] if record is not None else None
     scene = _Scene(
         method,
@@ -94,7 +95,7 @@ def simulate(
         network or Network(),
         parameters,
         shared=samples is not None,
-        deaths={} if faults is None else faults.deaths(workers, seed),
+        faults=faults,
     )
     gradients = steps * workers if steps is not None else samples
     run = _run(scene, _ending(steps, samples, seconds), gradients, spans, rounds, watch_s, lambda _: Clock(told))
@@ -150,7 +151,7 @@ class _Scene:
     network: Network
     parameters: int = 0
     shared: bool = False
-    deaths: Mapping[int, float] = field(default_factory=dict)
+    faults: Faults | None = None
 
     @property
     def hosts(self) -> int:
@@ -182,6 +183,13 @@ def _run(
         union=seen.union if seen else lambda rank, pieces: replicas[rank].x,
     )
     decides = decider(fleet)
+
+    def twin(rank: int, other: int) -> tuple[Replica, float]:
+        nbytes = fleet.take_over(rank, other) if fleet else replicas[other].model.nbytes
+        me = replicas[rank] = _replica(fleet, rank, scene)
+        me.go_on_as(replicas[other])
+        return me, scene.network.send_s(other, rank, nbytes)
+
     world = World(
         replicas,
         method.body,
@@ -191,22 +199,22 @@ def _run(
         trace,
         retired=lambda rank: retired.__setitem__(rank, replicas[rank].x.clone()),
         decides=decides,
+        twin=twin,
     )
     if fleet is not None and scene.shared:
         # Those that were begun: in step, as many as each worker has taken, as nobody begins all of the next before.
-        fleet.steps_of_the_job = lambda: sum(w.taken for w in world.workers) // workers
+        fleet.steps_of_the_job = lambda: sum(w.taken - w.missed for w in world.workers) // workers
     if observer is not None:
         observer.now = lambda: float(world.env.now)
         observer.step = lambda rank: world.workers[rank].taken - 1
-    for rank, at_s in sorted(scene.deaths.items()):
-        world.at(at_s, functools.partial(world.die, rank))
+    if scene.faults is not None:
+        world.befall(scene.faults.events(workers, seed), scene.faults.is_endless)
     curve: list[tuple[float, Mapping[str, float]]] = []
     if watch_s is not None and fleet is not None and task is not None and task.evaluate is not None:
         world.every(watch_s, lambda now_s: curve.append((now_s, _evaluated(task, fleet.mean_model(), seed))))
     with draw.seeded(seed), contextlib.closing(world):
         world.run()
-        died = {w.rank: w.finished_s for w in world.workers if w.is_dead}
-        living = [rank for rank in range(workers) if rank not in died]
+        living = [w.rank for w in world.workers if not w.is_dead]
         if fleet:
             _equalise(fleet, living, decides.homes)
         model = fleet.model(living[0]) if fleet else None
@@ -219,7 +227,7 @@ def _run(
             seconds=max(w.finished_s for w in world.workers),
             finished_s=tuple(w.finished_s for w in world.workers),
             wait_s=tuple(world.wait_s),
-            gradients=tuple(w.taken for w in world.workers),
+            gradients=tuple(w.taken - w.missed for w in world.workers),
             wire_bytes=world.bytes_sent,
             curve=tuple(curve),
             lost=tuple((r, t) for p in world.partials.values() for r, t in p.lost if t < world.workers[r].taken),
@@ -230,7 +238,7 @@ def _run(
             talking=tuple(me.reported.talking for me in replicas if me.reported.talking is not None),
             model=model,
             metrics=_evaluated(task, model, seed) if task is not None and model is not None else {},
-            died=tuple(sorted(died.items())),
+            absences=world.absences,
         )
 
 

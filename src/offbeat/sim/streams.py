@@ -48,7 +48,8 @@ class Streams:
         self._fetched = [0] * size
         self._rope = Rope(size)
         self._rung_s: dict[int, float] = {}  # round → when its bell has reached everybody
-        self._dead: set[int] = set()
+        self._under_way: dict[int, _Part] = {}  # of those who live
+        self._rang: dict[int, int] = {}  # for which round a worker has pulled last
 
     def begin(self, rank: int, r: int, effect: Batch, answer: Callable[[Done], None]) -> None:
         """Worker ``rank`` begins its part of round ``r``: what is left, and a new batch where that makes no round."""
@@ -58,22 +59,36 @@ class Streams:
             self._fetched[rank] += 1
         self._trace.span(rank, r, "delay", now, now + delay)
         part = _Part(r, effect, answer, now, self._work.compute_s(r, rank), supply.quota(effect.micro))
+        self._under_way[rank] = part
         self._env.timeout(delay).callbacks.append(lambda _: self._go_on(rank, part))
 
     def died(self, rank: int) -> None:
         """The bell is rung by those who are left."""
-        self._dead.add(rank)
+        self._under_way.pop(rank, None)
         for r in self._rope.one_less():
             self._rung_s[r] = self._env.now + self._news_s
 
+    def settles(self, rank: int, go: Callable[[], None]) -> bool:
+        return True
+
+    def can_revive(self, rank: int, twin_of: int) -> bool:
+        return True
+
+    def revive(self, rank: int, twin_of: int) -> None:
+        """It begins with a batch of its own; what was left of the dead one's nobody has."""
+        self._supplies[rank] = Supply()
+        self._rope.one_more(self._rang.get(twin_of, -1))
+
     def _go_on(self, rank: int, part: _Part) -> None:
         """Before the first micro-batch and after each."""
-        if rank in self._dead:
+        if self._under_way.get(rank) is not part:
             return
         now, effect, done, supply = self._env.now, part.effect, len(part.pieces), self._supplies[rank]
         through = supply.is_through(done, part.at_most)
-        if through and effect.stop.workers is not None and self._rope.pull(effect.r, effect.stop.workers):
-            self._rung_s[effect.r] = now + self._news_s
+        if through and effect.stop.workers is not None:
+            self._rang[rank] = effect.r
+            if self._rope.pull(effect.r, effect.stop.workers):
+                self._rung_s[effect.r] = now + self._news_s
         rung = now >= self._rung_s.get(effect.r, math.inf)
         if through or effect.stop.is_over(done, part.at_most, rung, now - part.began_s):
             samples = sum(hi - lo for _, lo, hi, _ in part.pieces)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 from offbeat.method.effects import Effect
 from offbeat.method.replica import Replica
+from offbeat.sim.exchanges import Pending
 from offbeat.tensors.vector import Vec
 
 Seconds = Callable[[int, int], float]  # of (step, rank)
@@ -36,12 +38,16 @@ class Worker:
     __slots__ = (
         "asked_s",
         "coroutine",
+        "counts_in",
         "done",
         "ended",
         "finished_s",
         "idle",
+        "in_flight",
         "is_dead",
+        "known",
         "me",
+        "missed",
         "rank",
         "seq",
         "spent_s",
@@ -52,7 +58,11 @@ class Worker:
     def __init__(self, me: Replica, coroutine: Coroutine[Effect[Any], Any, None]) -> None:
         self.me, self.rank, self.coroutine = me, me.rank, coroutine
         self.seq = 0  # mixes asked for so far: the k-th meets everybody's k-th
-        self.taken = 0  # gradients begun
+        self.taken = 0  # gradients begun, by its twin where it was not there
+        self.missed = 0  # of these, those begun by another one
+        self.in_flight: list[Pending] = []  # begun, and not finished
+        self.known: deque[Pending] = deque()  # what its twin had begun, and knows what came of
+        self.counts_in: list[Crowd] = []  # as one that is done
         self.idle = self.done = self.ended = self.is_dead = False
         self.finished_s = self.asked_s = 0.0
         self.spent_s = 0.0  # of its own, since its method asked last

@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import math
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import simpy
 
+from offbeat.delays.faults import Event
 from offbeat.method.effects import (
     Add,
     Batch,
@@ -40,6 +42,7 @@ from offbeat.method.effects import (
     not_ours,
 )
 from offbeat.method.replica import Replica
+from offbeat.runs.absences import Absence
 from offbeat.runs.trace import Trace
 from offbeat.sim.clock import ChannelOfAll, Decides
 from offbeat.sim.exchanges import Exchanges, Pending
@@ -82,9 +85,14 @@ class World:
         trace: Trace,
         retired: Callable[[int], None],
         decides: Decides,
+        twin: Callable[[int, int], tuple[Replica, float]] | None = None,
     ) -> None:
+        """``twin``: a rank's replica that is another one's by now, and how long that takes to be there."""
         self.env = simpy.Environment()
         self.workers = [Worker(me, body(me)) for me in replicas]
+        self._returned: list[Absence] = []
+        self._body, self._twin = body, twin
+        self._returning: list[int] = []  # those who wait for a member that is between two steps
         self.trace = trace
         self.wait_s = [0.0] * len(replicas)
         self.exchanges = Exchanges(self.env, network, trace, self._arrived, decides.homes)
@@ -133,6 +141,7 @@ class World:
         """
         for worker in self.workers:
             worker.coroutine.close()
+            worker.counts_in.clear()
         of_channels = [part for partial in self.partials.values() for part in partial.parts]
         for part in (*of_channels, self._decides, self._micro, self.shared, self.exchanges, self.env, self):
             vars(part).clear()
@@ -142,13 +151,33 @@ class World:
         """By all workers, in all kinds of exchange."""
         return self.exchanges.bytes_sent + self.shared.bytes_sent + sum(p.bytes_sent for p in self.partials.values())
 
+    @property
+    def absences(self) -> tuple[Absence, ...]:
+        """In the order of the deaths."""
+        gone = [Absence(one.rank, one.finished_s) for one in self.workers if one.is_dead]
+        return tuple(sorted([*self._returned, *gone], key=lambda one: (one.died_s, one.rank)))
+
     def every(self, seconds: float, look: Callable[[float], None]) -> None:
         """Call ``look`` every so often while anybody still takes steps; it must change nothing."""
         self.env.timeout(seconds).callbacks.append(lambda _: self._look(seconds, look))
 
-    def at(self, seconds: float, do: Callable[[], None]) -> None:
-        """Call it then, if anybody still takes steps."""
-        self.env.timeout(seconds).callbacks.append(lambda _: do() if self._done < len(self.workers) else None)
+    def befall(self, faults: Iterator[Event], endless: bool) -> None:
+        """Let them happen, one after the other, as long as anybody still takes steps. (Where they are ``endless`` and
+        nothing else happens any more, they are over.)"""
+        if (event := next(faults, None)) is None:
+            return
+
+        def happens(_: object) -> None:
+            if self._done == len(self.workers):
+                return
+            if event.is_back:
+                self._comes_back(event.rank)
+            elif any(not one.is_dead for one in self.workers if one.rank != event.rank):  # the last one never dies
+                self.die(event.rank)
+            if not endless or self.env.peek() < math.inf:
+                self.befall(faults, endless)
+
+        self.env.timeout(max(0.0, event.at_s - self.env.now)).callbacks.append(happens)
 
     def _look(self, seconds: float, look: Callable[[float], None]) -> None:
         if self._done < len(self.workers):
@@ -158,25 +187,77 @@ class World:
     def die(self, rank: int) -> None:
         """The worker ends, at whatever it is; the others go on."""
         worker = self.workers[rank]
+        if rank in self._returning:  # once more
+            self._returning.remove(rank)
         if worker.ended:
             return
         worker.coroutine.close()
         worker.ended = worker.is_dead = True
         worker.waits = ""
+        self._retired(rank)
         if not worker.done:
             worker.done = worker.idle = True
             worker.finished_s = self.env.now
             self._done += 1
-            self._retired(rank)
             for among, crowd in self._crowds.items():
                 if among is None or rank in among:
-                    crowd.done += 1
+                    self._counts_in(worker, crowd)
         for crowd in self._crowds.values():
             crowd.idlers = [one for one in crowd.idlers if one[0] is not worker]
             if crowd.is_through:
                 self._wake_idlers(crowd)
         self.exchanges.died(rank)
         self._decides.died(rank)
+
+    @staticmethod
+    def _counts_in(worker: Worker, crowd: Crowd) -> None:
+        crowd.done += 1
+        worker.counts_in.append(crowd)
+
+    # Coming back. Who comes back is the twin of a member between two steps: whatever includes that one from then on
+    # includes it, at one moment for all that is between workers. What the member has begun itself it waits for before.
+
+    def _comes_back(self, rank: int) -> None:
+        if self.workers[rank].is_dead and rank not in self._returning:
+            self._returning.append(rank)
+
+    def _waits_for_what_is_under_way(self, member: Worker, effect: Next) -> bool:
+        def go() -> None:
+            if not member.is_dead and (turn := self._next(member, effect, is_settled=True)) is not _LATER:
+                self._resume(member, turn)
+
+        for pending in member.in_flight:
+            if not pending.arrived:
+                pending.then.append(lambda: self._again(member, effect))
+                return True
+        return not self._decides.settles(member.rank, go)
+
+    def _hand_over(self, member: Worker) -> None:
+        for rank in [one for one in self._returning if self._decides.can_revive(one, member.rank)]:
+            self._returning.remove(rank)
+            self._revive(rank, member)
+
+    def _revive(self, rank: int, member: Worker) -> None:
+        assert self._twin is not None
+        dead = self.workers[rank]
+        self.exchanges.revive(rank, member.seq)
+        self._decides.revive(rank, member.rank)
+        me, seconds = self._twin(rank, member.rank)
+        worker = self.workers[rank] = Worker(me, self._body(me))
+        worker.seq = member.seq - len(member.in_flight)
+        worker.known.extend(one.known() for one in member.in_flight)
+        worker.taken = max(dead.taken, member.taken)
+        worker.missed = dead.missed + worker.taken - dead.taken
+        self._done -= 1
+        for crowd in dead.counts_in:
+            crowd.done -= 1
+
+        def is_there(_: object) -> None:
+            if not worker.is_dead:
+                self._returned.append(Absence(rank, dead.finished_s, self.env.now))
+                self._resume(worker, None)
+
+        self.env.timeout(seconds).callbacks.append(is_there)
 
     def _resume(self, worker: Worker, answer: object) -> None:
         if worker.is_dead:
@@ -203,7 +284,7 @@ class World:
     # Steps. A worker without data may take step t idly only when some worker of its crowd takes it with data; when all
     # are without data, the steps end after the last one that anyone took. So all take the same ones, whatever the data.
 
-    def _next(self, worker: Worker, effect: Next) -> object:
+    def _next(self, worker: Worker, effect: Next, is_settled: bool = False) -> object:
         crowd = self._crowds.get(effect.among)
         if crowd is None:
             assert effect.among is not None
@@ -212,6 +293,11 @@ class World:
             if self._decides.stands(worker.rank, effect.t, lambda: self._again(worker, effect)):
                 worker.waits = "for the others to stand still"
                 return _LATER
+            if self._returning:
+                if not is_settled and self._waits_for_what_is_under_way(worker, effect):
+                    worker.waits = "for what it has begun"
+                    return _LATER
+                self._hand_over(worker)
             if self._more(worker.rank, worker.taken, self.env.now):
                 worker.taken += 1
                 if effect.t > crowd.reached:
@@ -221,7 +307,7 @@ class World:
             worker.done = worker.idle = True
             worker.finished_s = self.env.now
             self._done += 1
-            crowd.done += 1
+            self._counts_in(worker, crowd)
             if crowd.is_through:
                 self._wake_idlers(crowd)
         if effect.t > crowd.reached and not crowd.is_through:
@@ -307,16 +393,21 @@ class World:
             return self.shared.meet(worker.rank, effect.effect.peer)
         if not isinstance(effect.effect, Mix):
             raise not_ours(effect)
-        return self._post(worker, effect.effect, begun=True)
+        worker.in_flight.append(begun := self._post(worker, effect.effect, begun=True))
+        return begun
 
     def _post(self, worker: Worker, effect: Mix, begun: bool) -> Pending:
         seq = worker.seq
         worker.seq += 1
+        if worker.known:
+            return worker.known.popleft()
         return self.exchanges.mix(worker.me, seq, effect, begun)
 
     def _finish(self, worker: Worker, effect: Finish) -> object:
         pending: Ticket[Vec] = effect.ticket
         assert isinstance(pending, Pending)
+        if pending in worker.in_flight:
+            worker.in_flight.remove(pending)
         if pending.arrived:
             return pending.value
         pending.waiter = worker
@@ -325,6 +416,8 @@ class World:
         return _LATER
 
     def _arrived(self, pending: Pending) -> None:
+        for go in pending.then:
+            go()
         worker = pending.waiter
         if worker is None:
             return

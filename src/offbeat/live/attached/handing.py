@@ -23,9 +23,8 @@ from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.work import share
 from offbeat.live.worker.board import Board
 from offbeat.method.effects import Next
+from offbeat.method.replica import OWN
 from offbeat.tensors.vector import Vec
-
-OWN = ("lost", "e")  # in a method's memory: what coding has lost
 
 
 class Hands:

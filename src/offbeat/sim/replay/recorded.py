@@ -37,6 +37,15 @@ class Recorded:
     def died(self, rank: int) -> None:
         raise AssertionError("a run in which workers die is not recorded")
 
+    def settles(self, rank: int, go: Callable[[], None]) -> bool:
+        return True
+
+    def can_revive(self, rank: int, twin_of: int) -> bool:
+        return False
+
+    def revive(self, rank: int, twin_of: int) -> None:
+        raise AssertionError("a run in which workers die is not recorded")
+
     def channel(
         self, channel: Channel, env: simpy.Environment, network: Network, trace: Trace, nodes: Nodes, seed: int
     ) -> ReplayedChannel:

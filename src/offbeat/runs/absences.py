@@ -1,0 +1,38 @@
+"""Who was not there: workers that died, and when those that came back were there again; in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from offbeat.basics.units import format_ranks, format_seconds
+
+MOST_TOLD = 4
+
+
+class Absence(NamedTuple):
+    """``back_s``: when it was a member again; None: it never was."""
+
+    rank: int
+    died_s: float
+    back_s: float | None = None
+
+
+def told(absences: Sequence[Absence], workers: int, seconds: float) -> list[str]:
+    """In a sentence or two; nothing where all were there."""
+    if not absences or not workers * seconds:
+        return []
+    away_s = sum((seconds if one.back_s is None else min(one.back_s, seconds)) - one.died_s for one in absences)
+    if len(absences) <= MOST_TOLD:
+        said = [
+            f"rank {one.rank} died at {format_seconds(one.died_s)}"
+            + ("" if one.back_s is None else f" and was back at {format_seconds(one.back_s)}")
+            for one in absences
+        ]
+    else:
+        back = sum(one.back_s is not None for one in absences)
+        never = [one.rank for one in absences if one.back_s is None]
+        said = [f"workers died {len(absences)} times, and came back {back} times"]
+        said += [f"{format_ranks(never)} never"] if never and back else []
+    text = ", ".join(said)
+    return [f"{text[0].upper()}{text[1:]}; of the workers' time {1 - away_s / (workers * seconds):.1%} was left."]
