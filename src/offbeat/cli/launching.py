@@ -10,7 +10,7 @@ import typer
 from offbeat.basics.units import parse_seconds
 from offbeat.cli.options import check_count
 from offbeat.live.host import checkpoint
-from offbeat.live.job.scripts import run_script
+from offbeat.live.job.scripts import JobHost, run_script
 
 
 def launch(
@@ -32,6 +32,12 @@ def launch(
     restarts: Annotated[
         str, typer.Option(metavar="N", help="Start a worker that dies again, up to so many times, while others live.")
     ] = "0",
+    job: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS:PORT", help="Of a job on several hosts: where host 0 can be reached."),
+    ] = None,
+    hosts: Annotated[str, typer.Option(metavar="N", help="With --job: on how many hosts this is typed.")] = "2",
+    host: Annotated[str, typer.Option(metavar="NUMBER", help="With --job: which of them this is, from 0 on.")] = "0",
     resume: Annotated[
         str | None,
         typer.Option(metavar="DIR", help="Begin with the newest checkpoint there, if there is one."),
@@ -52,6 +58,9 @@ def launch(
     With --resume the first run that the script attaches begins with the newest checkpoint in DIR that is whole, as
     ob.attach(…, checkpoint=DIR) writes them: whatever the number of workers, and whatever the method.
 
+    With --job the job is one of several hosts: type the same line on each, with another --host. Ranks are counted
+    through, host by host.
+
     Ctrl-C, SIGTERM, SIGQUIT, SIGHUP, SIGUSR1 and SIGUSR2 are passed on. If the launcher is killed, the workers end.
 
     The exit code is 0 if at least one worker ended well, else that of the first that ended: its own, or 128 and
@@ -60,6 +69,8 @@ def launch(
     `offbeat launch -n 4 train.py --epochs 10`
 
     `offbeat launch -n 4 -m package.train --epochs 10`
+
+    `offbeat launch -n 4 --job node0:29400 --hosts 2 --host 0 train.py`
     """
     count = check_count("-n", workers, 1)
     if not module and not Path(script).exists():
@@ -68,7 +79,8 @@ def launch(
         )
     port = check_count("--master-port", master_port, 0)
     least = check_count("--min-workers", min_workers, 1)
-    if least > count:
+    there = None if job is None else _job_host(job, hosts, host)
+    if least > count and there is None:
         raise ValueError(f"--min-workers is {least}, and -n starts {count}; ask for at most so many")
     try:
         grace_s = parse_seconds(grace)
@@ -78,10 +90,30 @@ def launch(
         _say_from_where(resume)
     words = ["-m"] * module + [script, *(arguments or ())]
     again = check_count("--restarts", restarts, 0)
+    if again and there is not None:
+        raise ValueError("--restarts is for jobs on one host; a worker cannot come back to one of several")
     code = run_script(
-        words, count, port=port, grace_s=grace_s, prefix=prefix, min_workers=least, restarts=again, resume=resume
+        words,
+        count,
+        port=port,
+        host=there,
+        grace_s=grace_s,
+        prefix=prefix,
+        min_workers=least,
+        restarts=again,
+        resume=resume,
     )
     raise typer.Exit(code)
+
+
+def _job_host(job: str, hosts: str, host: str) -> JobHost:
+    address, _, port = job.rpartition(":")
+    if not address or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise ValueError(f"--job: {job!r} is no address and port; write node0:29400, say")
+    count, number = check_count("--hosts", hosts, 2), check_count("--host", host, 0)
+    if number >= count:
+        raise ValueError(f"--host is {number}, and --hosts {count}; hosts are numbered from 0 to {count - 1}")
+    return JobHost(number, count, address, int(port))
 
 
 def _say_from_where(folder: str) -> None:
