@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+import offbeat as ob
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,6 +32,19 @@ pictures, screenshots = _tool("pictures"), _tool("screenshots")
 def test_a_picture_is_what_its_run_gives(name: str) -> None:
     there = (ROOT / "docs" / "images" / name).read_text(encoding="utf-8")
     assert there == pictures.PICTURES[name](), "run: make readme"
+
+
+def test_the_answers_of_the_tree_are_methods() -> None:
+    answers = [answer for _, answer, _ in pictures.LADDER if answer.startswith('"')]
+    assert [ob.named(answer.strip('"')).name for answer in answers] == ["allreduce", "local_sgd", "nonblocking", "eager"]
+
+
+def test_the_picture_of_the_study_is_what_its_records_give(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "study.md").read_text(encoding="utf-8")
+    command = re.search(r"`python (benchmarks/plot.py .*? )docs/images/study.svg`", page)
+    assert command is not None, "the page names the command"
+    subprocess.run([sys.executable, *command[1].split(), str(tmp_path / "study.svg")], cwd=ROOT, check=True)
+    assert (tmp_path / "study.svg").read_bytes() == (ROOT / "docs" / "images" / "study.svg").read_bytes()
 
 
 def test_the_screenshot_is_of_the_page_as_it_is_now(tmp_path: Path) -> None:

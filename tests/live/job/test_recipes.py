@@ -37,6 +37,7 @@ def scripts(page: str) -> dict[str, str]:
 PAGES = {
     "from-ddp.md": ["from_ddp"],
     "launch.md": ["where"],
+    "keep-going.md": ["keeps_going"],
     "checkpoint.md": ["saves", "resume"],
     "evaluate.md": ["evaluate"],
     "share.md": ["share_work"],
@@ -127,7 +128,7 @@ def test_a_recipe_runs_with_two_processes(name: str, tmp_path: Path) -> None:
         assert sorted(re.findall(r"rank \d began with step \d+", told)) == [
             f"rank {rank} began with step 0" for rank in range(2)
         ]
-    if name == "share_work":
+    if name in ("share_work", "keeps_going"):
         assert "512 of 512 samples were used once, in each of 2 epochs." in told
     if name == "evaluate":
         losses = [float(loss) for loss in re.findall(r"epoch \d: held-out loss (\d+\.\d+)", told)]
