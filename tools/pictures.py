@@ -1,6 +1,6 @@
 """Draws pictures of the documentation: ``python tools/pictures.py`` writes them anew.
 
-The timeline is of a simulation, the bars are of what ``docs/demo.md`` shows of real processes, the tree is of ``LADDER``.
+The timeline is of a simulation, the bars are of what ``docs/demo.md`` shows of real processes, the tree is ``LADDER``.
 ``tests/house/test_pictures.py`` fails when a picture is no longer what its run gives.
 """
 
@@ -118,8 +118,12 @@ LADDER = (  # a question, and what to write after a yes
     ("Must the numbers be those of DDP?", '"allreduce"', "also: workers alike, a quick network, few samples"),
     ("Are bytes what you pay for?", '"local_sgd:period=8,codec=int8"', "one exchange in hundreds of steps: diloco"),
     ("Do batches differ much in cost?", '"nonblocking:micro=4"', "sequences of uneven length"),
-    ("Are whole machines late, of several GPUs each?", '"eager:per_node=8"', "in step inside, waiting for nobody outside"),
-    ("Are you free to change the data loader?", "no method, and ob.share(loader)", "no worker's share of data is fixed"),
+    ("Are whole multi-GPU machines late?", '"eager:per_node=8"', "in step inside, waiting for nobody outside"),
+    (
+        "Are you free to change the data loader?",
+        "no method, and ob.share(loader)",
+        "no worker's share of data is fixed",
+    ),
 )
 
 

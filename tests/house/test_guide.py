@@ -1,4 +1,4 @@
-"""The guide answers first: kinds of pages and their lengths, the way to ten answers, plain words, formats as written."""
+"""The guide answers first: kinds of pages, their lengths, the way to ten answers, plain words, formats as written."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_page_is_read_in_minutes(page: str) -> None:
 
 @pytest.mark.parametrize("page", WRITTEN)
 def test_a_page_begins_with_its_answer(page: str) -> None:
-    """What stands under the title is a sentence or a table; a how-to shows code or a command before its second heading."""
+    """What stands under the title is a sentence or a table, and in a how-to short."""
     title, first, *_ = (DOCS / page).read_text(encoding="utf-8").split("\n\n")
     assert title.startswith("# "), "one title"
     assert not first.startswith(("#", "```", "!", ">")), "say the answer first"

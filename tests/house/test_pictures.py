@@ -36,7 +36,12 @@ def test_a_picture_is_what_its_run_gives(name: str) -> None:
 
 def test_the_answers_of_the_tree_are_methods() -> None:
     answers = [answer for _, answer, _ in pictures.LADDER if answer.startswith('"')]
-    assert [ob.named(answer.strip('"')).name for answer in answers] == ["allreduce", "local_sgd", "nonblocking", "eager"]
+    assert [ob.named(answer.strip('"')).name for answer in answers] == [
+        "allreduce",
+        "local_sgd",
+        "nonblocking",
+        "eager",
+    ]
 
 
 @pytest.mark.skipif(not (ROOT / "records").exists(), reason="a source distribution has no records")

@@ -77,7 +77,9 @@ def _store(rank: int, patience_s: float) -> Store:
     except dist.DistNetworkError as error:
         place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         if rank == 0:
-            raise OffbeatError(f"rank 0 cannot listen at {place} (MASTER_ADDR, MASTER_PORT): {error}") from error
+            raise OffbeatError(
+                f"rank 0 cannot listen at {place} (MASTER_ADDR, MASTER_PORT): {error}; choose another port"
+            ) from error
         raise PeerFailed(
             f"nobody answers at {place} (MASTER_ADDR, MASTER_PORT), where rank 0 should be, for {patience_s:g} s; "
             "has it been started, and can this host reach it?"
