@@ -67,7 +67,7 @@ def test_the_readme_is_a_screen_and_a_half() -> None:
 
 
 def test_the_design_is_read_in_an_hour() -> None:
-    assert (ROOT / "DESIGN.md").stat().st_size <= 25_000
+    assert (ROOT / "DESIGN.md").stat().st_size <= 25 * 1024
 
 
 # Ten questions, the links that a stranger follows from the README, and words of the answer that stand at the end.
