@@ -110,6 +110,13 @@ def test_the_first_questions_of_the_faq_are_these_ten() -> None:
     assert asked[0] == "Which method?"
 
 
+def test_a_page_that_is_read_fetches_nothing() -> None:
+    assert CONFIG["theme"]["font"] is False
+    (shim,) = CONFIG["extra"]["polyfills"]
+    assert "iframe-worker" in shim, "else the plugin offline names one in the network, and searches from a folder fail"
+    assert (DOCS / shim).exists()
+
+
 # Words.
 
 STRANGE = {
