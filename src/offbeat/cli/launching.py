@@ -17,20 +17,23 @@ def launch(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python file.")],
     workers: Annotated[str, typer.Option("-n", "--workers", metavar="N", help="How many processes.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGUMENT", help="What the script is to be told, options too.")
+        list[str] | None, typer.Argument(metavar="ARGUMENT", help="Arguments and options of the script.")
     ] = None,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as in python -m.")] = False,
     master_port: Annotated[
-        str, typer.Option(metavar="PORT", help="Of the job's store, at 127.0.0.1; 0 is any that is free.")
+        str, typer.Option(metavar="PORT", help="The port of the job's store at 127.0.0.1; 0 is any free port.")
     ] = "0",
     min_workers: Annotated[
-        str, typer.Option(metavar="N", help="A run of ours goes on as long as so many workers are left.")
+        str, typer.Option(metavar="N", help="The run goes on as long as so many workers are left.")
     ] = "1",
     grace: Annotated[
-        str, typer.Option(metavar="TIME", help="For workers to end after Ctrl-C or SIGTERM, before they are killed.")
+        str,
+        typer.Option(
+            metavar="TIME", help="The time for workers to end after Ctrl-C or SIGTERM, before they are killed."
+        ),
     ] = "30s",
     restarts: Annotated[
-        str, typer.Option(metavar="N", help="Start a worker that dies again, up to so many times, while others live.")
+        str, typer.Option(metavar="N", help="How often a worker that dies is started again, while others live.")
     ] = "0",
     job: Annotated[
         str | None,
@@ -50,21 +53,21 @@ def launch(
     """Run a script on N processes of this host; when one of them dies, the others go on.
 
     What runs under torchrun runs here unchanged: the same environment (RANK, WORLD_SIZE, MASTER_ADDR, …), and the
-    job's store lies in the launcher, so that no rank's death takes it away.
+    job's store is in the launcher, so that it survives the death of every rank.
 
-    With --restarts a worker that dies is started again with its rank, and ob.attach gives it what a member has: model,
-    optimizer state, and the step (optimizer.begun_at). The others go on meanwhile.
+    With --restarts a worker that dies is started again with its rank, and ob.attach gives it another worker's model,
+    optimizer state and step (optimizer.begun_at). The others go on meanwhile.
 
     With --resume the first run that the script attaches begins with the newest checkpoint in DIR that is whole, as
-    ob.attach(…, checkpoint=DIR) writes them: whatever the number of workers, and whatever the method.
+    ob.attach(…, checkpoint=DIR) writes them. The number of workers and the method may be others.
 
     With --job the job is one of several hosts: type the same line on each, with another --host. Ranks are counted
     through, host by host.
 
     Ctrl-C, SIGTERM, SIGQUIT, SIGHUP, SIGUSR1 and SIGUSR2 are passed on. If the launcher is killed, the workers end.
 
-    The exit code is 0 if at least one worker ended well, else that of the first that ended: its own, or 128 and
-    the number of the signal that killed it. After Ctrl-C it is 130, after SIGTERM 143.
+    The exit code is 0 if at least one worker ended well. Otherwise it is that of the first that ended: its own, or 128
+    plus the number of the signal that killed it. After Ctrl-C it is 130, after SIGTERM 143.
 
     `offbeat launch -n 4 train.py --epochs 10`
 
