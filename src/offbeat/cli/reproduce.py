@@ -84,7 +84,7 @@ def reproduce(
 
         found = carry_out(about, size, cases, place, told)
     made = time.strftime("%Y-%m-%d %H:%M:%S %z")
-    _write(folder, Telling(about, size, cases, found, quick, COMMAND.get(), made, versions()))
+    _write(folder, Telling(about, size, cases, found, quick, COMMAND.get(), made, versions(), place))
 
 
 def _list() -> None:
