@@ -113,9 +113,9 @@ EAGER_VIDEO = Experiment(
     "eager-video",
     ("eager",),
     "1.27 times as fast as synchronous SGD, an LSTM on the videos of UCF101, whose lengths alone make the imbalance",
-    "What is learned are vowels (JapaneseVowels, 270 utterances of 7 to 29 frames to train on), told by an LSTM; a step "
-    "takes 17 ms for each frame of its longest. And lengths only: step times go by the frame counts of UCF101's clips (at "
-    "10 of 25 frames a second), which are drawn from a log-normal of their median and spread.",
+    "What is learned are vowels (JapaneseVowels, 270 utterances of 7 to 29 frames to train on), told by an LSTM; a "
+    "step takes 17 ms for each frame of its longest. And lengths only: step times go by the frame counts of UCF101's "
+    "clips (at 10 of 25 frames a second), which are drawn from a log-normal of their median and spread.",
     SYNCHRONOUS | EAGER | SELF,
     (
         Case("8 workers, vowels", 8, FRAME_S * 17.2, uneven="lengths of utterances", by_content=True),
@@ -194,11 +194,11 @@ WAGMA_TRANSLATION = Experiment(
     "wagma-translation",
     ("wagma",),
     "the highest score in the shortest time of all, a Transformer that translates, sentences of uneven lengths",
-    "English and Spanish verses, each worker's batch of such that are about as long: a step takes as long as its words "
-    "are many, 400 ms on average (assumed), with messages of the paper's 61 million numbers at 100 Gbit/s. A Transformer "
-    "of two layers of width 32, with a thousand words of each language. So few steps teach it single words and no "
-    "sentences: its BLEU is near 0 and says nothing. Told apart are the methods by how many words are right, each after "
-    "the right ones before it.",
+    "English and Spanish verses, each worker's batch of such that are about as long: a step takes as long as its "
+    "words are many, 400 ms on average (assumed), with messages of the paper's 61 million numbers at 100 Gbit/s. A "
+    "Transformer of two layers of width 32, with a thousand words of each language. So few steps teach it single words "
+    "and no sentences: its BLEU is near 0 and says nothing. What tells methods apart is how many words are right, each "
+    "after the right ones before it.",
     WAGMA_RIVALS | WAGMA | SELF,
     (
         Case(
@@ -232,12 +232,12 @@ WAGMA_RL = Experiment(
     "wagma-rl",
     ("wagma",),
     "2.1 times the throughput of decentralised rivals on 1,024 GPUs, PPO that finds its way through Habitat",
-    f"PPO on MiniGrid: a worker's turn is to play whole episodes in a world of its own kind, and {LEARNS} steps of learning "
-    "from them. Turns take as long as they were measured to take, in CPU time, in FourRooms, MultiRoom-N6, "
+    f"PPO on MiniGrid: a worker's turn is to play whole episodes in a world of its own kind, and {LEARNS} steps of "
+    "learning from them. Turns take as long as they were measured to take, in CPU time, in FourRooms, MultiRoom-N6, "
     "KeyCorridorS3R3, Dynamic-Obstacles-8x8 and BabyAI's GoTo, a fifth of the workers in each: who has a slow world is "
     "slow for good. What is learned, by 4 workers at the pace of the first four, are smaller worlds, which want but "
-    "walking, in equal time. As workers in short worlds take more turns where nobody waits, throughput is counted in "
-    "computing, not in turns.",
+    "walking, episodes of up to 40 steps, in equal time. As workers in short worlds take more turns where nobody "
+    "waits, throughput is counted in computing, not in turns.",
     RL_RIVALS | RL_WAGMA | SELF,
     (
         Case(
@@ -266,8 +266,8 @@ WAGMA_RL = Experiment(
         Claim("–", TO_SCORE, (ALL_IN_ONE,), tuple(RL_RIVALS | RL_WAGMA), at_most=1.0),
         Claim("–", "work", (ALL_IN_ONE,), tuple(RL_RIVALS | RL_WAGMA), at_least=1.0, learning=False),
     ),
-    Size(150, 2, NAVIGATION, batch=4, timed_steps=60, points=6),
-    Size(16, 1, NAVIGATION, batch=2, points=4),
+    Size(150, 2, NAVIGATION, batch=4, timed_steps=40, points=6),
+    Size(8, 1, NAVIGATION, batch=1, points=2),
 )
 
 LOCAL = {"local SGD 4": "local_sgd:period=4"}

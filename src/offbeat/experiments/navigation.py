@@ -33,7 +33,7 @@ TIMED = ("FourRooms", "MultiRoom-N6", "KeyCorridorS3R3", "Dynamic-Obstacles-8x8"
 FIELDS, WALKING = 7 * 7 * 3 + 4, 3
 LEARNS = 4  # steps of learning from the episodes of a turn: twice over all of them, in two parts
 GAMMA, LAMBDA, CLIP, ENTROPY, VALUE = 0.99, 0.95, 0.2, 0.01, 0.5
-JUDGED = 4  # episodes in each world
+CUT = 40  # steps after which an episode that is learned from ends
 INSTALL = "pip install 'offbeat[experiments]'"
 _PLAYED, _JUDGED, _ROW = 0x9140, 0x9141, 0x9142
 
@@ -53,7 +53,8 @@ def _worlds(name: str, count: int) -> list[Any]:
     import minigrid  # noqa: F401  its worlds are known to gymnasium from here on
 
     full = f"BabyAI-{name}-v0" if name == "GoTo" else f"MiniGrid-{name}-v0"
-    return [gymnasium.make(full) for _ in range(count)]
+    cut = {"max_steps": CUT} if name in WORLDS else {}
+    return [gymnasium.make(full, **cut) for _ in range(count)]
 
 
 @dataclass
@@ -183,7 +184,8 @@ def _batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
 
 def _evaluate(model: nn.Module) -> dict[str, float]:
     assert isinstance(model, Agent)
-    found = [play(model, name, JUDGED, draw.below(1 << 30, _JUDGED, k))[1] for k, name in enumerate(WORLDS)]
+    count = 2 * model.episodes
+    found = [play(model, name, count, draw.below(1 << 30, _JUDGED, k))[1] for k, name in enumerate(WORLDS)]
     mean = sum(found) / len(found)
     return {"loss": -mean, "score": mean}
 
@@ -193,7 +195,7 @@ def _evaluate(model: nn.Module) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Turns(Distribution):
-    """Turns as they were measured, a world for each worker in turn: playing and learning, and three more steps of it."""
+    """Turns as they were measured, a world for each worker: playing and a step of learning, and then only those."""
 
     def draw(self, seed: int, step: int, rank: int, workers: int) -> float:
         turn, part = divmod(step, LEARNS)

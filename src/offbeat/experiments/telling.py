@@ -35,6 +35,12 @@ class Telling:
     def verdicts(self) -> list[Verdict]:
         return judge(self.experiment.claims, self.cases, self.found)
 
+    @property
+    def with_losses(self) -> list[Case]:
+        """The cases that have losses on the way."""
+        work = self.size.workload
+        return [case for case in self.cases if case.learns and work is not None and work.has_losses]
+
     def text(self) -> str:
         """The whole table, as Markdown that is readable as it is."""
         about = self.experiment
@@ -122,9 +128,9 @@ class Telling:
             else ""
         )
         return (
-            f"Trained: {size.workload.said}, {by}{momentum}{falls}, batches of {size.batch}, {size.steps} steps of each "
-            f"worker on average.{timed} Tuned: every method alike, rates {rates} and up to two further where the best "
-            f"is at an end, by the {judged} of {seeds}, once for each number of workers. Measured: "
+            f"Trained: {size.workload.said}, {by}{momentum}{falls}, batches of {size.batch}, {size.steps} steps of "
+            f"each worker on average.{timed} Tuned: every method alike, rates {rates} and up to two further where the "
+            f"best is at an end, by the {judged} of {seeds}, once for each number of workers. Measured: "
             f"{_seeds(size.seeds)}, which the search has not seen; medians (least … most)."
         )
 

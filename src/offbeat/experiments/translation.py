@@ -132,7 +132,8 @@ class Translator(nn.Module):
         y = y + self.writes(normed, normed, before)
         y = y + self.looks(self.norms[3](y), read, (english != PAD).unsqueeze(-2))
         y = self.norms[4](F.dropout(y + self.write_wide(y), DROPOUT, self.training))
-        return y @ self.spanish.weight.T
+        out: Tensor = y @ self.spanish.weight.T
+        return out
 
     def forward(self, english: Tensor, spanish: Tensor) -> Tensor:
         return self.write(self.read(english), english, spanish)

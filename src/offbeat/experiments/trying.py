@@ -135,8 +135,10 @@ def carry_out(
 
     Rates are searched for once for each number of workers, in the first case that has so many.
     """
-    if size.workload is not None:
-        size.workload.place(folder)  # before the work, for its sentence
+    if size.workload is not None:  # before the work, for their sentences
+        size.workload.place(folder)
+        if size.workload.check is not None:
+            size.workload.check()
     found: dict[str, dict[str, Found]] = {}
     tried: dict[tuple[str, int], Mapping[float, float]] = {}
     for case in cases:

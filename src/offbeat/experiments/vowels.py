@@ -1,4 +1,4 @@
-"""An LSTM that tells nine speakers by a vowel: sequences of 7 to 29 frames, in batches of those that are about as long."""
+"""An LSTM that tells nine speakers by a vowel: 7 to 29 frames, in batches of utterances that are about as long."""
 
 from __future__ import annotations
 

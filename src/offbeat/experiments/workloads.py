@@ -29,7 +29,7 @@ class Workload:
 
     ``rates``: learning rates of the search, each about twice the one before. ``drops``: shares of the run after which
     the rate falls to a tenth, as in the papers' schedules. ``cost``: how long a batch takes, beside others, by its
-    seed, size and place, rank and step. ``score``: what a model is judged by besides, the more the better, and its name.
+    seed, size and place, rank and step. ``score``: the name of what a model is judged by besides, and its function.
     ``reached``: what of an evaluation is followed on the way, in place of the training loss, where times to it are of
     interest. ``has_losses``: False where there is but a score. ``check`` refuses where one of ``packages`` is missing.
     """
@@ -55,8 +55,6 @@ class Workload:
 
     def place(self, folder: Path | None) -> Path | None:
         """Where the data are; a ValueError says what is missing, and how to get it."""
-        if self.check is not None:
-            self.check()
         return None if self.data is None else self.data.place(folder)
 
     def task(self, seed: int, batch: int, rate: float, steps: int, folder: Path | None) -> Task:
