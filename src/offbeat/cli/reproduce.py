@@ -87,7 +87,7 @@ def reproduce(
 
         found = carry_out(about, size, cases, place, told)
     made = time.strftime("%Y-%m-%d %H:%M:%S %z")
-    _write(folder, Telling(about, size, cases, found, quick, COMMAND.get(), made, versions()))
+    _write(folder, Telling(about, size, cases, found, quick, COMMAND.get(), made, versions(), place))
 
 
 def _list() -> None:
@@ -119,7 +119,7 @@ def _write(folder: Path, told: Telling) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / TABLE).write_text(text, encoding="utf-8")
     (folder / COMMAND_FILE).write_text(told.command + "\n", encoding="utf-8")
-    learning = [case for case in told.cases if case.learns]
+    learning = told.with_losses
     if not charts.drawable():
         print(f"no plots: they need Plotly, which is not installed; {charts.INSTALL}", file=sys.stderr)
     elif learning:
@@ -130,7 +130,7 @@ def _write(folder: Path, told: Telling) -> None:
 
 
 def _story(told: Telling, case: Case) -> Story:
-    """The training losses of the first seed, for the page that runs have."""
+    """The losses of the first seed, for the page that runs have."""
     recordings = [_recording(told.experiment, case, label, of) for label, of in told.found[case.name].items()]
     heading = f"{told.experiment.name}: {case.title}{f'{chr(10)}{SMALL}' if told.quick else ''}"
     return Story(heading, told.command, told.made, told.versions, recordings)
