@@ -39,6 +39,7 @@ class Chair:
     channel: Channel
     wanted: int = 0  # results that must be there before `wake` is called
     wake: Callable[[], None] | None = None
+    is_unheard: bool = False  # what it hands in lies before the seat, until the round before is over
     waits_since: dict[int, float] = field(default_factory=dict)  # round → since when it is waited for
 
 
@@ -91,6 +92,7 @@ class SimulatedChannel:
         seat = chair.seat
 
         def deposit() -> None:
+            chair.is_unheard = False
             self._tell(rank, seat.offer(x, step))
             self._when(chair, seat.needs, take)
 
@@ -99,6 +101,7 @@ class SimulatedChannel:
             self._tell(rank, seat.began())
             answer(taken)
 
+        chair.is_unheard = True
         self._when(chair, seat.needs_first, deposit)
 
     def through(self, rank: int, step: int, answer: Callable[[bool], None]) -> None:
@@ -144,7 +147,8 @@ class SimulatedChannel:
         if twin_of not in self.chairs or self._flushing or self.chairs[twin_of].seat.takes_each:
             return False
         if rank in self.chairs:
-            has_counted = self.chairs[rank].seat.has_counted or self.channel.rules.pool is not None
+            dead = self.chairs[rank]
+            has_counted = not dead.is_unheard and (dead.seat.has_counted or self.channel.rules.pool is not None)
             return has_counted and self._is_quiet(rank) and self._is_quiet(twin_of)
         return self._is_quiet(twin_of)
 

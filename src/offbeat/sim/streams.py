@@ -76,7 +76,7 @@ class Streams:
 
     def revive(self, rank: int, twin_of: int) -> None:
         """It begins with a batch of its own; what was left of the dead one's nobody has."""
-        self._supplies[rank] = Supply()
+        self._supplies[rank] = Supply(self._fetched[rank])
         self._rope.one_more(self._rang.get(twin_of, -1))
 
     def _go_on(self, rank: int, part: _Part) -> None:
