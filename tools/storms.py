@@ -39,6 +39,9 @@ def main() -> int:
             broken.append(number)
             what = str(error) if isinstance(error, Broken) else traceback.format_exc(limit=-4)
             print(f"BROKEN {number}: {what}\n  {storm}\n  {shrunk(storm)!r}", flush=True)
+        if (done := number + 1 - given.seed) % 1000 == 0:
+            said = ", ".join(f"{count:,} {what}" for what, count in sorted(seen.items()) if " " not in what)
+            print(f"{done:,} in {time.monotonic() - begun_s:.0f} s, {len(broken)} broken: {said}", flush=True)
     for what, count in sorted(seen.items()):
         print(f"{what}: {count:,}")
     print(f"{given.schedules:,} schedules from seed {given.seed} in {time.monotonic() - begun_s:.0f} s", end="; ")

@@ -68,6 +68,12 @@ BROKE = [
     Storm("eager", {}, 3, 20, "2 ranks die at 5ms + mtbf 872ms, back after 100ms"),
     Storm("msync", {"m": 3}, 3, 14, "mtbf 886ms", "rank 0 90ms", 0.05, seed=213),
     Storm("local_sgd", {"period": 2, "pace": "speed"}, 4, 15, "2 ranks die at 374ms", "1 rank 50ms", 0.01, seed=314),
+    Storm("local_sgd", {"period": 2, "pace": "speed"}, 5, 14, "rank 1 dies at 678ms", "1 rank 50ms", 0.01, seed=1675),
+    Storm(
+        "local_sgd", {"period": 3, "pace": "speed"}, 7, 19,
+        "5 ranks die at 729ms, back after 125ms + mtbf 850ms, back after 262ms", "rank 0 90ms", 0.01, seed=3248,
+    ),
+    Storm("msync", {"m": 0.25}, 5, 13, "rank 0 dies at 438ms, back after 52ms", "30% 100ms", seed=2613),
     Storm("nonblocking", {"over": "allreduce"}, 4, 15, "rank 2 dies at 371ms, back after 262ms"),
     Storm("dpsgd", {}, 8, 20, "rank 0 dies at 1.21s, back after 48ms + rank 0 dies at 1.41s", "none", 0.05),
     Storm("eager", {}, 9, 10, "rank 4 dies at 600ms + 6 ranks die at 1.2s + mtbf 663ms", seed=30),

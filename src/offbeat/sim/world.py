@@ -244,7 +244,7 @@ class World:
         assert self._twin is not None
         dead = self.workers[rank]
         self.exchanges.revive(rank, member.seq)
-        self._decides.revive(rank, member.rank)
+        self._decides.revive(rank, member.rank, max(0, dead.taken - member.taken))
         me, seconds = self._twin(rank, member.rank)
         worker = self.workers[rank] = Worker(me, self._body(me))
         worker.seq = member.seq - len(member.in_flight)

@@ -52,7 +52,7 @@ class Came:
         line = torch.zeros(3, P, dtype=torch.float64)
         line[:, me.rank] = torch.tensor(own, dtype=torch.float64)
         mean = await Mix(Vec((line.reshape(-1),)), topology.everyone(P)(0))
-        count = round(own[2] / mean.tolist()[2 * P + me.rank])
+        count = sum(value > 0 for value in mean.tolist()[2 * P :])
         values = [count * value for value in mean.tolist()]
         return cls(
             tuple(round(value) for value in values[:P]),  # a mean of P, times P, may round
@@ -88,7 +88,7 @@ async def by_speed(me: Replica, period: int, average: Callable[[float], Awaitabl
         g = await Grad()
         me.step(g)
         mem.taken += g is not None
-        if mem.taken == mem.plan[me.rank]:
+        if mem.taken >= mem.plan[me.rank]:  # more, where it goes on for one of another speed
             await meet(has_data=True)
     while await meet(has_data=False):
         pass

@@ -148,9 +148,9 @@ def nonblocking(
                     mem.did, mem.whole = [], []
 
         async def hear() -> None:
-            if (sent := news.sent) is not None:
+            if news.sent is not None:
                 mixed = await news.finish()
-                tally = Tally.read(mixed, P, averaged(sent, mixed, P))
+                tally = Tally.read(mixed, P, averaged(mixed, P))
                 count([0 if rank == me.rank else k for rank, k in enumerate(tally.samples)])
                 learn(tally)
 
@@ -284,15 +284,12 @@ async def _sum(
         A, line = await Mix(acc, W, codec), await Mix(facts, W)
     weights, *counts = line.tolist()[3 * P :]
     A.used = tuple(count > 0 for count in counts) or None
-    return A * float(P), P * weights, Tally.read(line, P, P if to_server else averaged(facts, line, P))
+    return A * float(P), P * weights, Tally.read(line, P, P if to_server else averaged(line, P))
 
 
-def averaged(sent: Vec, mean: Vec, P: int) -> int:
-    """How many tallies a mean is of: fewer than ``P`` where some have died. Nobody else's is where one's own is."""
-    own, value = max(
-        zip(sent.tolist()[2 * P : 3 * P], mean.tolist()[2 * P : 3 * P], strict=True), key=lambda o: abs(o[0])
-    )
-    return round(own / value)
+def averaged(mean: Vec, P: int) -> int:
+    """How many tallies a mean is of: fewer than ``P`` where some have died, who say nothing of their time."""
+    return sum(value != 0 for value in mean.tolist()[2 * P : 3 * P])
 
 
 def _uses(me: Replica, acc: Vec, weight: float) -> list[bool]:
