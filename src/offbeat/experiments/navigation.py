@@ -58,7 +58,7 @@ def _worlds(name: str, count: int) -> list[Any]:
 
 
 @dataclass
-class Moments:
+class Played:
     """What was seen, done and hoped for in a turn, one row for each step of its episodes."""
 
     seen: Tensor
@@ -79,7 +79,7 @@ class Agent(nn.Module):
         self.body = nn.Sequential(nn.Linear(FIELDS, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh())
         self.policy, self.value = nn.Linear(32, actions), nn.Linear(32, 1)
         self.seed, self.episodes = seed, episodes
-        self.played: dict[int, Moments] = {}
+        self.played: dict[int, Played] = {}
 
     def look(self, seen: Tensor) -> tuple[Tensor, Tensor]:
         body = self.body(seen)
@@ -98,7 +98,7 @@ class Agent(nn.Module):
         return objective(self, own, rows).unsqueeze(0)
 
 
-def objective(agent: Agent, own: Moments, rows: Tensor) -> Tensor:
+def objective(agent: Agent, own: Played, rows: Tensor) -> Tensor:
     """PPO's clipped objective, with the error of the values and a little entropy."""
     logits, values = agent.look(own.seen[rows])
     policy = Categorical(logits=logits)
@@ -143,7 +143,7 @@ def _as_tensor(observation: dict[str, Any]) -> Tensor:
     return torch.from_numpy(seen)
 
 
-def moments(episodes: list[list[Step]]) -> Moments:
+def moments(episodes: list[list[Step]]) -> Played:
     """With generalised advantage estimation, backwards through each episode; one that is cut off counts as ended."""
     advantages: list[float] = []
     for episode in episodes:
@@ -156,7 +156,7 @@ def moments(episodes: list[list[Step]]) -> Moments:
     steps = [step for episode in episodes for step in episode]
     seen, actions, chances, values, _ = zip(*steps, strict=True)
     hoped = torch.tensor(advantages)
-    return Moments(torch.stack(seen), torch.tensor(actions), torch.tensor(chances), hoped, hoped + torch.tensor(values))
+    return Played(torch.stack(seen), torch.tensor(actions), torch.tensor(chances), hoped, hoped + torch.tensor(values))
 
 
 # The task
