@@ -1244,7 +1244,7 @@ class Table:
             for name in self._opened:
                 others.opened(name)
             for host in others.others:
-                self._carry(others.hosts[host], say.Opened(KEY), (), None)
+                self._carry(others.hosts[host], say.Opened(KEY, {}), (), None)
             for rank in self._play.buried:
                 self.server.bury(rank)
         self.server.open(message, lambda answer: self._send(worker, answer))

@@ -11,7 +11,7 @@ from offbeat.experiments.workloads import Workload
 from offbeat.sim import Network
 
 Measure = Literal["speed-up", "speed-up to the same training loss", "bytes", "loss", "training loss", "points lost",
-                  "efficiency"]  # fmt: skip
+                  "efficiency", "work", "score lost", "time to the best score"]  # fmt: skip
 ALL_IN_ONE = "self_clocked"
 
 
@@ -19,7 +19,8 @@ ALL_IN_ONE = "self_clocked"
 class Case:
     """Workers, how long their steps take, who is late, and what a message costs.
 
-    ``step_s``: a step that nobody delays; ``compute_s`` stands in its place where steps are uneven by themselves.
+    ``step_s``: a step that nobody delays; ``compute_s`` stands in its place where steps are uneven by themselves, and
+    ``uneven`` says by what. ``by_content``: a step takes as long as the workload says of its batch, this on average.
     ``injected``: who is made late here, in words. ``message_bytes``: the model of the paper whose messages are to cost
     what they cost there; ours is smaller, and the network slower by as much. ``learns``: with gradients, or time alone.
     ``ends``: when all together have taken their gradients, or at the time that those would take if nobody were late.
@@ -30,6 +31,8 @@ class Case:
     workers: int
     step_s: float
     compute_s: Seconds | None = None
+    uneven: str = ""
+    by_content: bool = False
     delays: Seconds | None = None
     injected: str = ""
     network: Network = field(default_factory=Network)
@@ -40,7 +43,8 @@ class Case:
 
     @property
     def title(self) -> str:
-        return f"{self.name}; injected: {self.injected}" if self.injected else f"{self.name}; nothing injected"
+        uneven = f"uneven: {self.uneven}; " if self.uneven else ""
+        return f"{self.name}; {uneven}{f'injected: {self.injected}' if self.injected else 'nothing injected'}"
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,8 @@ class Claim:
     """What ours must come to, on the median over seeds: ``at_least`` or ``at_most``.
 
     ``paper``: what the paper has there. ``of``: our methods, each of which is judged by itself. ``over``: the rivals,
-    by the worst of whom a seed counts. ``among``: cases whose names contain this.
+    by the one of whom a seed counts against which ours looks worst; for the time to the best score, by the one with the
+    highest. ``among``: cases whose names contain this.
     """
 
     paper: str
@@ -102,6 +107,6 @@ class Experiment:
 
     @property
     def needs(self) -> str:
-        """What data a full run needs that do not come with the package."""
-        data = self.full.workload.data if self.full.workload is not None else None
-        return "nothing" if data is None else data.name
+        """What a full run needs that does not come with the package."""
+        work = self.full.workload
+        return "nothing" if work is None else " and ".join(work.needs) or "nothing"

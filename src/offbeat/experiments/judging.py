@@ -55,8 +55,24 @@ def _values(claim: Claim, method: str, found: Mapping[str, Found]) -> tuple[floa
     if not claim.over:
         return tuple(measure(ours, ours))
     worst: Callable[[Sequence[float]], float] = min if claim.at_least is not None else max
-    against = [measure(ours, found[rival].figures) for rival in claim.over]
+    over = claim.over
+    if claim.measure == "time to the best score":
+        over = (max(over, key=lambda rival: statistics.median(map(highest, found[rival].figures))),)
+    against = [measure(ours, found[rival].figures) for rival in over]
     return tuple(worst(of_seed) for of_seed in zip(*against, strict=True))
+
+
+def highest(run: Figures) -> float:
+    """The best that was held out on the way."""
+    return max((value for _, value in run.reached), default=-math.inf)
+
+
+def to_same_score(ours: Figures, other: Figures) -> float:
+    """Our time over the other's, each until it was where the other one's highest is; inf: never."""
+    mine, theirs = (
+        next((at_s for at_s, value in run.reached if value >= highest(other)), math.inf) for run in (ours, other)
+    )
+    return mine / theirs
 
 
 def to_same_loss(ours: Figures, other: Figures) -> float:
@@ -96,6 +112,9 @@ MEASURES: Mapping[Measure, Callable[[Seeds, Seeds], list[float]]] = {
     "training loss": _ratio(lambda run: run.training_loss),
     "points lost": _points_lost,
     "efficiency": lambda ours, others: [run.efficiency for run in ours],
+    "work": lambda ours, others: [a.efficiency / b.efficiency for a, b in zip(ours, others, strict=True)],
+    "score lost": lambda ours, others: [(b.score or 0.0) - (a.score or 0.0) for a, b in zip(ours, others, strict=True)],
+    "time to the best score": lambda ours, others: [to_same_score(a, b) for a, b in zip(ours, others, strict=True)],
 }
 SAID: Mapping[Measure, str] = {
     "speed-up": "time at equal samples, over ours",
@@ -105,4 +124,7 @@ SAID: Mapping[Measure, str] = {
     "training loss": "training loss, ours over theirs",
     "points lost": "points of accuracy lost",
     "efficiency": "share of the time that is computing",
+    "work": "computing a second, ours over theirs",
+    "score lost": "score lost",
+    "time to the best score": "time to the best rival's held-out score, over its own",
 }

@@ -6,11 +6,12 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from offbeat.basics.units import format_bytes, format_seconds
 from offbeat.experiments.experiment import Case, Experiment, Size
 from offbeat.experiments.judging import SAID, Verdict, judge
-from offbeat.experiments.trying import TUNING_SEED, Figures, Found, never_waiting
+from offbeat.experiments.trying import TUNING_SEED, Figures, Found, Trial, never_waiting
 from offbeat.strategies import METHODS
 
 SMALL = "This is the small version: its figures show that the experiment runs, and are no result."
@@ -28,10 +29,17 @@ class Telling:
     command: str
     made: str
     versions: Mapping[str, str]
+    folder: Path | None = None
 
     @property
     def verdicts(self) -> list[Verdict]:
         return judge(self.experiment.claims, self.cases, self.found)
+
+    @property
+    def with_losses(self) -> list[Case]:
+        """The cases that have losses on the way."""
+        work = self.size.workload
+        return [case for case in self.cases if case.learns and work is not None and work.has_losses]
 
     def text(self) -> str:
         """The whole table, as Markdown that is readable as it is."""
@@ -96,9 +104,9 @@ class Telling:
         }
 
     def curves(self) -> dict[str, object]:
-        """The training losses on the way: (seconds, loss), by case, method and seed."""
+        """The training losses on the way, or the scores: (seconds, loss), by case, method and seed."""
         return {
-            case: {label: {f.seed: _plain(f.curve) for f in of.figures} for label, of in found.items()}
+            case: {label: {f.seed: _plain(f.reached or f.curve) for f in of.figures} for label, of in found.items()}
             for case, found in self.found.items()
         }
 
@@ -109,6 +117,8 @@ class Telling:
         last = TUNING_SEED + size.tuning_seeds - 1
         seeds = f"seed {last}" if size.tuning_seeds == 1 else f"seeds {TUNING_SEED} to {last}"
         rates = ", ".join(f"{rate:g}" for rate in size.workload.rates)
+        by = "SGD" if not size.workload.adam else "at rates that are searched"
+        judged = "held-out loss" if size.workload.has_losses else "score"
         momentum = f", momentum {size.workload.momentum:g}" if size.workload.momentum else ""
         drops = " and ".join(f"{share:.0%}" for share in size.workload.drops)
         falls = f", a tenth of the rate after {drops} of the run" if drops else ""
@@ -118,27 +128,60 @@ class Telling:
             else ""
         )
         return (
-            f"Trained: {size.workload.said}, SGD{momentum}{falls}, batches of {size.batch}, {size.steps} steps of each "
-            f"worker on average.{timed} Tuned: every method alike, rates {rates} and up to two further where the best "
-            f"is at an end, by the held-out loss of {seeds}, once for each number of workers. Measured: "
+            f"Trained: {size.workload.said}, {by}{momentum}{falls}, batches of {size.batch}, {size.steps} steps of "
+            f"each worker on average.{timed} Tuned: every method alike, rates {rates} and up to two further where the "
+            f"best is at an end, by the {judged} of {seeds}, once for each number of workers. Measured: "
             f"{_seeds(size.seeds)}, which the search has not seen; medians (least … most)."
         )
 
     def _case(self, case: Case) -> list[str]:
         found = self.found[case.name]
         first = next(iter(found.values()))
-        rows = [_heads(case)]
-        rows += [_row(case, label, of, first) for label, of in found.items()]
+        rows = [self._heads(case)]
+        rows += [self._row(case, label, of, first) for label, of in found.items()]
         lines = _aligned(rows)
         base = statistics.median(run.seconds for run in first.figures)
         taken = statistics.median(run.gradients for run in first.figures)
-        if case.ends == "samples" and (case.delays is not None or case.compute_s is not None):
-            least_s = never_waiting(case, taken, first.figures[0].seed)
+        if case.ends == "samples" and (case.delays is not None or case.compute_s is not None or case.by_content):
+            least_s = never_waiting(Trial("", case, self.size, first.figures[0].seed, folder=self.folder), taken)
             lines += [
                 "",
                 f"If nobody ever waited: {format_seconds(least_s)}, {base / least_s:.2f}× as fast as the first.",
             ]
         return lines
+
+    def _heads(self, case: Case) -> list[str]:
+        heads = ["method", "time", "speed-up", "waiting", "sent"]
+        work = self.size.workload
+        if not case.learns or work is None:
+            return heads
+        losses = ["held-out loss", "accuracy"] if work.has_losses else []
+        losses = losses if work.reached else ["training loss", *losses]
+        return [*heads, "rate", *losses, *([work.score[0]] if work.score is not None else [])]
+
+    def _row(self, case: Case, label: str, found: Found, first: Found) -> list[str]:
+        runs, work = found.figures, self.size.workload
+        base = statistics.median(run.seconds for run in first.figures)
+        seconds = statistics.median(run.seconds for run in runs)
+        row = [
+            label,
+            format_seconds(seconds),
+            f"{base / seconds:.2f}×" if case.ends == "samples" else "–",
+            f"{statistics.median(run.waiting for run in runs):.1%}",
+            format_bytes(statistics.median(run.sent for run in runs)),
+        ]
+        if not case.learns or work is None:
+            return row
+        row.append(f"{found.rate:g}")
+        if work.has_losses:
+            for of in ([] if work.reached else [run.training_loss for run in runs], [run.loss for run in runs]):
+                row += [_spread([math.inf if x is None else x for x in of])] if of else []
+            accuracies = [100 * run.accuracy for run in runs if run.accuracy is not None]
+            low, high = min(accuracies, default=0.0), max(accuracies, default=0.0)
+            row.append(f"{statistics.median(accuracies):.1f} % ({low:.1f} … {high:.1f})" if accuracies else "–")
+        if work.score is not None:
+            row.append(_spread([run.score or 0.0 for run in runs]))
+        return row
 
     def _claims(self) -> list[list[str]]:
         rows = [["case", "what", "ours", "over", "the paper", "to reach", "here", ""]]
@@ -153,37 +196,7 @@ class Telling:
 
 
 def _without_curve(figures: Figures) -> dict[str, object]:
-    return {name: value for name, value in asdict(figures).items() if name != "curve"}
-
-
-def _heads(case: Case) -> list[str]:
-    heads = ["method", "time", "speed-up", "waiting", "sent"]
-    return [*heads, "rate", "training loss", "held-out loss", "accuracy"] if case.learns else heads
-
-
-def _row(case: Case, label: str, found: Found, first: Found) -> list[str]:
-    runs = found.figures
-    base = statistics.median(run.seconds for run in first.figures)
-    seconds = statistics.median(run.seconds for run in runs)
-    row = [
-        label,
-        format_seconds(seconds),
-        f"{base / seconds:.2f}×" if case.ends == "samples" else "–",
-        f"{statistics.median(run.waiting for run in runs):.1%}",
-        format_bytes(statistics.median(run.sent for run in runs)),
-    ]
-    if not case.learns:
-        return row
-    losses = [
-        [math.inf if x is None else x for x in of]
-        for of in zip(*((r.training_loss, r.loss) for r in runs), strict=True)
-    ]
-    accuracies = [run.accuracy for run in runs if run.accuracy is not None]
-    row += [f"{found.rate:g}", *map(_spread, losses)]
-    if not accuracies:
-        return [*row, "–"]
-    low, high = 100 * min(accuracies), 100 * max(accuracies)
-    return [*row, f"{100 * statistics.median(accuracies):.1f} % ({low:.1f} … {high:.1f})"]
+    return {name: value for name, value in asdict(figures).items() if name not in ("curve", "reached")}
 
 
 def _spread(values: Sequence[float]) -> str:

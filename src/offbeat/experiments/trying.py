@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from offbeat import delays
+from offbeat.delays import Seconds
 from offbeat.experiments.experiment import Case, Experiment, Size
-from offbeat.experiments.workloads import Workload, watched
+from offbeat.experiments.workloads import Workload
 from offbeat.runs.result import Run
 from offbeat.sim import Network, simulate
 from offbeat.strategies import named
@@ -22,7 +23,11 @@ SAMPLED_STEPS = 200  # of which the mean step of each worker is taken
 
 @dataclass(frozen=True)
 class Figures:
-    """What one run came to. ``curve``: (seconds, training loss). Without learning there are no losses."""
+    """What one run came to. Without learning there are no losses.
+
+    ``curve``: (seconds, training loss), or the held-out one where what is held out is followed: ``reached``, (seconds,
+    the more the better).
+    """
 
     seed: int
     rate: float | None
@@ -34,6 +39,8 @@ class Figures:
     accuracy: float | None = None
     training_loss: float | None = None
     curve: tuple[tuple[float, float], ...] = ()
+    score: float | None = None
+    reached: tuple[tuple[float, float], ...] = ()
 
     @property
     def efficiency(self) -> float:
@@ -71,7 +78,7 @@ class Trial:
             named(self.method),
             workers=case.workers,
             seed=self.seed,
-            compute_s=case.step_s if case.compute_s is None else case.compute_s,
+            compute_s=self.compute_s,
             delays=case.delays,
             rounds=False,
         )
@@ -82,9 +89,9 @@ class Trial:
         assert self.rate is not None
         task = workload.task(self.seed, size.batch, self.rate, size.steps, self.folder)
         by_samples, gradients = case.ends == "samples", size.steps * case.workers
-        length_s = never_waiting(case, gradients, self.seed) if by_samples else size.steps * case.step_s
+        length_s = never_waiting(self, gradients) if by_samples else size.steps * case.step_s
         done = start(
-            watched(task, size.batch),
+            workload.watched(task, self.seed, size.batch, self.folder),
             network=_scaled(case, 4 * sum(p.numel() for p in task.build(0).parameters())),
             samples=gradients if by_samples else None,
             seconds=None if by_samples else length_s,
@@ -93,6 +100,10 @@ class Trial:
         assert task.evaluate is not None
         assert done.model is not None
         judged = task.evaluate(done.model)
+        score = None
+        if workload.score is not None:
+            counted = workload.score[1]
+            score = judged["score"] if counted is None else counted(workload.place(self.folder), done.model)
         return Figures(
             self.seed,
             self.rate,
@@ -102,9 +113,19 @@ class Trial:
             sum(done.gradients),
             _number(judged["loss"]),
             judged.get("accuracy"),
-            _number(done.metrics["loss"]),
-            _curve(done),
+            None if workload.reached else _number(done.metrics["loss"]),
+            _curve(done, "loss"),
+            score,
+            _curve(done, "reached"),
         )
+
+    @property
+    def compute_s(self) -> Seconds:
+        case, workload = self.case, self.size.workload
+        if case.by_content:
+            assert workload is not None
+            return workload.seconds(case.step_s, self.seed, self.size.batch, self.folder)
+        return case.step_s if case.compute_s is None else case.compute_s
 
 
 def carry_out(
@@ -114,8 +135,10 @@ def carry_out(
 
     Rates are searched for once for each number of workers, in the first case that has so many.
     """
-    if size.workload is not None and size.workload.data is not None:
-        size.workload.data.place(folder)  # before the work, for its sentence
+    if size.workload is not None:  # before the work, for their sentences
+        size.workload.place(folder)
+        if size.workload.check is not None:
+            size.workload.check()
     found: dict[str, dict[str, Found]] = {}
     tried: dict[tuple[str, int], Mapping[float, float]] = {}
     for case in cases:
@@ -158,10 +181,11 @@ def best(losses: Mapping[float, float]) -> float:
     return min(losses, key=lambda rate: losses[rate])
 
 
-def never_waiting(case: Case, gradients: float, seed: int) -> float:
+def never_waiting(trial: Trial, gradients: float) -> float:
     """How many seconds so many gradients take if every worker takes one after the other, whoever is late."""
-    what = {"seed": seed, "workers": case.workers, "what": "a step"}
-    compute = delays.bind(case.step_s if case.compute_s is None else case.compute_s, **what)  # type: ignore[arg-type]
+    case = trial.case
+    what = {"seed": trial.seed, "workers": case.workers, "what": "a step"}
+    compute = delays.bind(trial.compute_s, **what)  # type: ignore[arg-type]
     late = delays.bind(case.delays, **what)  # type: ignore[arg-type]
     steps = range(SAMPLED_STEPS)
     means = [statistics.fmean(compute(t, rank) + late(t, rank) for t in steps) for rank in range(case.workers)]
@@ -174,10 +198,12 @@ def _waiting(done: Run) -> float:
     return 1.0 - busy_s / (done.workers * done.seconds) if done.seconds else 0.0
 
 
-def _curve(done: Run) -> tuple[tuple[float, float], ...]:
-    """Up to the end of the run, with the final model's loss there."""
-    seen = [(at_s, metrics["loss"]) for at_s, metrics in done.curve if at_s < done.seconds]
-    return (*((at_s, loss) for at_s, loss in seen if math.isfinite(loss)), (done.seconds, done.metrics["loss"]))
+def _curve(done: Run, what: str) -> tuple[tuple[float, float], ...]:
+    """Up to the end of the run, with what the final model has there; nothing where it was not looked at."""
+    if what not in done.metrics:
+        return ()
+    seen = [(at_s, metrics[what]) for at_s, metrics in done.curve if at_s < done.seconds]
+    return (*((at_s, value) for at_s, value in seen if math.isfinite(value)), (done.seconds, done.metrics[what]))
 
 
 def _scaled(case: Case, own_bytes: int) -> Network:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from offbeat import tasks
 from offbeat.basics import draw
-from offbeat.experiments import datasets
+from offbeat.experiments import datasets, navigation, translation, vowels
 from offbeat.experiments.datasets import Dataset
 from offbeat.tasks.task import Task
 
@@ -27,7 +28,10 @@ class Workload:
     """A model and its data. ``make``: the task, of a seed, a batch size and the data's folder.
 
     ``rates``: learning rates of the search, each about twice the one before. ``drops``: shares of the run after which
-    the rate falls to a tenth, as in the papers' schedules.
+    the rate falls to a tenth, as in the papers' schedules. ``cost``: how long a batch takes, beside others, by its
+    seed, size and place, rank and step. ``score``: the name of what a model is judged by besides, and its function.
+    ``reached``: what of an evaluation is followed on the way, in place of the training loss, where times to it are of
+    interest. ``has_losses``: False where there is but a score. ``check`` refuses where one of ``packages`` is missing.
     """
 
     said: str
@@ -36,25 +40,61 @@ class Workload:
     momentum: float = 0.0
     drops: tuple[float, ...] = ()
     data: Dataset | None = None
+    cost: Callable[[int, int, Path | None, int, int], float] | None = None
+    score: tuple[str, Callable[[Path | None, nn.Module], float] | None] | None = None
+    reached: str = ""
+    has_losses: bool = True
+    adam: bool = False
+    packages: tuple[str, ...] = ()
+    check: Callable[[], None] | None = None
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Data and packages that do not come along."""
+        return (*(() if self.data is None else (self.data.name,)), *self.packages)
+
+    def place(self, folder: Path | None) -> Path | None:
+        """Where the data are; a ValueError says what is missing, and how to get it."""
+        return None if self.data is None else self.data.place(folder)
 
     def task(self, seed: int, batch: int, rate: float, steps: int, folder: Path | None) -> Task:
         """The task at this learning rate; ``steps`` are those of a whole run, for the schedule."""
-        place = None if self.data is None else self.data.place(folder)
-        optimizer = partial(torch.optim.SGD, lr=rate, momentum=self.momentum)
+        optimizer: Callable[..., torch.optim.Optimizer] = partial(torch.optim.SGD, lr=rate, momentum=self.momentum)
+        if self.adam:
+            optimizer = partial(torch.optim.Adam, lr=rate)
         scheduler = partial(_dropping, self.drops, steps) if self.drops else None
-        return replace(self.make(seed, batch, place), optimizer=optimizer, scheduler=scheduler)
+        return replace(self.make(seed, batch, self.place(folder)), optimizer=optimizer, scheduler=scheduler)
 
+    def watched(self, task: Task, seed: int, batch: int, folder: Path | None) -> Task:
+        """The same task, evaluated by its training loss, on a sample of the training data that is always the same; or
+        by what is to be reached.
+        """
+        if self.reached:
+            return replace(task, evaluate=partial(_reached, task, self.reached))
+        if self.cost is not None:  # batches are of uneven lengths: one that holds all
+            whole = self.make(seed, _WATCHED_SAMPLES, self.place(folder)).take(_WATCHED_RANK, 0)
+        else:
+            sample = [task.take(_WATCHED_RANK, k) for k in range(max(1, _WATCHED_SAMPLES // batch))]
+            whole = tuple(torch.cat(parts) for parts in zip(*sample, strict=True))
+        return replace(task, evaluate=partial(_training_loss, task, whole))
 
-def watched(task: Task, batch: int) -> Task:
-    """The same task, evaluated by its training loss, on a sample of the training data that is always the same."""
-    sample = [task.take(_WATCHED_RANK, k) for k in range(max(1, _WATCHED_SAMPLES // batch))]
-    whole = tuple(torch.cat(parts) for parts in zip(*sample, strict=True))
-    return replace(task, evaluate=partial(_training_loss, task, whole))
+    def seconds(self, step_s: float, seed: int, batch: int, folder: Path | None) -> Callable[[int, int], float]:
+        """How long a step takes that takes ``step_s`` on average, by (step, rank)."""
+        assert self.cost is not None
+        cost = partial(self.cost, seed, batch, self.place(folder))
+        mean = statistics.fmean(cost(_WATCHED_RANK, k) for k in range(_WATCHED_SAMPLES))
+        return lambda step, rank: step_s * cost(rank, step) / mean
 
 
 @torch.no_grad()
 def _training_loss(task: Task, sample: tuple[Tensor, ...], model: nn.Module) -> Mapping[str, float]:
     return {"loss": task.value(model, sample).item()}
+
+
+def _reached(task: Task, what: str, model: nn.Module) -> Mapping[str, float]:
+    assert task.evaluate is not None
+    found = task.evaluate(model)
+    return {"loss": found["loss"], "reached": found[what]}
 
 
 def _dropping(drops: tuple[float, ...], steps: int, optimizer: torch.optim.Optimizer) -> LambdaLR:
@@ -138,3 +178,46 @@ FASHION = Workload(
 )
 PLAIN_DIGITS = replace(DIGITS, rates=(0.1, 0.2, 0.4), momentum=0.0, drops=())
 PLAIN_FASHION = replace(FASHION, rates=(0.1, 0.2, 0.4), momentum=0.0, drops=())
+
+# Sequences
+
+VOWELS = Workload(
+    "an LSTM of 6,300 parameters on JapaneseVowels, in batches of sequences that are about as long",
+    vowels.task,
+    (0.1, 0.2),
+    0.9,
+    (0.8,),
+    cost=vowels.cost,
+)
+PROVERBS = Workload(
+    "a Transformer on the Proverbs, English and Spanish, in batches of verses that are about as long, Adam",
+    translation.task,
+    (0.004, 0.008),
+    drops=(0.8,),
+    cost=translation.cost,
+    score=("BLEU", translation.score),
+    reached="accuracy",
+    adam=True,
+    packages=("sacrebleu",),
+    check=translation.check,
+)
+TRANSLATION = replace(
+    PROVERBS,
+    said="a Transformer on 31,000 verses, English and Spanish, in batches of verses that are about as long, Adam",
+    data=datasets.VERSES,
+)
+
+# Navigation
+
+NAVIGATION = Workload(
+    "PPO on MiniGrid (" + ", ".join(navigation.WORLDS) + "; a world for each worker), turns of whole episodes and "
+    f"{navigation.LEARNS} steps of learning, Adam",
+    navigation.task,
+    (0.005, 0.01),
+    score=("return", None),
+    reached="score",
+    has_losses=False,
+    adam=True,
+    packages=("minigrid",),
+    check=navigation.check,
+)

@@ -346,7 +346,7 @@ def test_nothing_waits_for_a_host_that_is_lost() -> None:
     carried, came = list[Any](), list[str]()
     others = Counterparts("key", ["a", "b", "c"], 3, "a", lambda host, *what: carried.append((host, *what)))
     for host in (1, 2):
-        others.send(host, say.Opened("key"), Bytes([memoryview(b"abc")], partial(came.append, f"to {host}")))
+        others.send(host, say.Opened("key", {}), Bytes([memoryview(b"abc")], partial(came.append, f"to {host}")))
     others.opened("b")
     others.opened("c")
     others.flush()
@@ -356,7 +356,7 @@ def test_nothing_waits_for_a_host_that_is_lost() -> None:
     assert not others.is_through
     carried[1][-1]()
     assert others.is_through
-    others.send(1, say.Opened("key"), Bytes([memoryview(b"abc")], lambda: None))
+    others.send(1, say.Opened("key", {}), Bytes([memoryview(b"abc")], lambda: None))
     assert others.is_through
     assert came == ["to 2"]
 

@@ -304,7 +304,7 @@ def always(owner: Any, name: str, value: Any) -> Plant:
 
 OVERWRITTEN, STUCK = "something else lies by now", "nobody can go on"
 # What is planted, in which case, and by which words it is found.
-whole_divisor, has_come = Seat.divisor, MeetingServer.has_come
+whole_divisor, one_more_is_there = Seat.divisor, MeetingServer._one_more_is_there
 
 
 def what_the_dead_had_submitted_is_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -437,11 +437,13 @@ FAULTS: dict[str, tuple[Plant, str, str]] = {
     "nobody is told of a death": (
         always(channel_server.ChannelServer, "bury", BookedServer.bury),
         "gradients of the dead",
-        STUCK,
+        f"{STUCK}|is not in list",
     ),
     "a dead one is waited for before it has come": (
         always(
-            MeetingServer, "has_come", lambda self, worker: has_come(self, worker) if worker not in self._dead else None
+            MeetingServer,
+            "_one_more_is_there",
+            lambda self, worker: one_more_is_there(self, worker) if worker not in self._dead else None,
         ),
         "weights of the dead",
         STUCK,

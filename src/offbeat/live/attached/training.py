@@ -175,11 +175,10 @@ class Training:
 
     def _refuse_what_cannot_go_on(self) -> None:
         """All ranks find the same."""
-        if self._board.min_workers and (self._island is not None or self.transport.hosts > 1):
-            what = "a model that is sharded" if self._island is not None else "workers on several hosts"
+        if self._board.min_workers and self._island is not None:
             raise OffbeatError(
                 f"min_workers={self._board.min_workers} was asked for, but going on without the dead is not built for "
-                f"{what}; leave it out, or under offbeat launch say --min-workers {self._board.size}"
+                f"a model that is sharded; leave it out, or under offbeat launch say --min-workers {self._board.size}"
             )
 
     def _update(self, g: Vec) -> None:
@@ -408,9 +407,9 @@ class Training:
             return
         self._release()
         self._driver.release()
+        self._board.leave(how)  # they go on, before what may take a while
         self.endpoints.hang_up()
         self.transport.park()
-        self._board.leave(how)  # they go on, before what may take a while
         with suppress(RuntimeError):
             self._give_back()
         self._board.abandon()

@@ -179,9 +179,9 @@ class CodedInStep:
         return len({self._ways.homes[r] for r in ranks})
 
     def _speaker(self, ranks: tuple[int, ...]) -> int:
-        """For whom this host codes its sum."""
-        homes = self._ways.homes
-        return next(r for r in ranks if homes[r] == homes[self._ways.rank])
+        """For whom this host codes its sum: the first of those who are left."""
+        homes, dead = self._ways.homes, self._ways.dead
+        return next(r for r in ranks if homes[r] == homes[self._ways.rank] and r not in dead)
 
 
 def _all_of(ranks: tuple[int, ...]) -> list[tuple[int, float]]:

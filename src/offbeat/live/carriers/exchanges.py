@@ -7,7 +7,7 @@ of all ranks goes through NCCL.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any
@@ -77,6 +77,11 @@ class Transport:
     def homes(self) -> list[str]:
         """The hosts of all ranks."""
         return [own.home for own in self._equipment]
+
+    @property
+    def dead(self) -> Collection[int]:
+        """Without whom the run goes on, as far as this rank has heard."""
+        return self._board.dead
 
     @property
     def numbered_homes(self) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -78,15 +78,22 @@ class Rounds:
     def __call__(self, version: int) -> Any:
         return self._rounds[version if self._period is None else version % self._period]
 
+    @property
+    def told(self) -> list[list[list[int] | None]]:
+        """All that is known, from the first round on; nothing of a schedule that begins again, which all know."""
+        known = range(len(self._rounds) if self._period is None else 0)
+        return [[None if b is None else list(b) for b in self._rounds[v].blocks] for v in known]
+
     def has(self, version: int) -> bool:
         return self._period is not None or version in self._rounds
 
 
 class HostPart(NamedTuple):
-    """What the members of a block at one host give together."""
+    """What the members of a block at one host give together. ``absent``: the dead among them, who give nothing."""
 
     value: Expression | None
     shares: dict[int, Freshness]
+    absent: list[int]
 
 
 @dataclass
@@ -105,6 +112,7 @@ class Block:
     flush: bool
     begins_s: float | None = None
     given: dict[int, Given] = field(default_factory=dict)
+    absent: set[int] = field(default_factory=set)
     parts: dict[int, HostPart] = field(default_factory=dict)
 
     @property
@@ -193,7 +201,9 @@ class ChannelServer(MeetingServer):
             self._spares.can(worker)
         if worker in self._returning:
             return self._clients[worker].comes(send)
-        log: list[Event] | None = [] if message.logs else None
+        return self._seated(worker, send, [] if message.logs else None, message.first_step)
+
+    def _seated(self, worker: int, send: Send, log: list[Event] | None, first_step: int) -> Seated:
         seat = self._seats[worker] = Seat(
             self._rules,
             self._whom,
@@ -201,7 +211,7 @@ class ChannelServer(MeetingServer):
             worker,
             None,
             first_round=self._first_round,
-            first_step=message.first_step,
+            first_step=first_step,
             log=log,
         )
         client = self._clients[worker] = Seated(self.key, worker, send, log, seat)
@@ -211,15 +221,26 @@ class ChannelServer(MeetingServer):
         self._reply(client, "open")
 
     def bury(self, rank: int) -> None:
-        super().bury(rank)
+        if self.others.is_here(rank) and rank not in self._clients:  # its seat answers for it all the same
+            self._books.clients[rank] = self._seated(rank, unheard, None, 0)
         notice = Notice(Say.DIED)
         if (client := self._clients.get(rank)) is not None:
             self._books.aside.difference_update(client.replica)
             self._spares.cannot(rank)
             notice = client.seat.bury()
-        self._tell(rank, notice)
+        super().bury(rank)  # nobody waits for it: rounds may start
+        if self._referee is not None:  # which hears of it as the counterparts do, where it is at another host
+            self._tell(rank, notice)
+        if (home := self.others.host_of[rank]) in self._knowing_no_schedule and (rounds := self._rounds.told):
+            self.others.send(home, say.RoundsAhead(self.key, 0, rounds))
         self._end_of_message()
         self._go_on()
+
+    @property
+    def _knowing_no_schedule(self) -> list[int]:
+        """Hosts whose workers are all dead, so that none of them tells it."""
+        living = {self.others.host_of[r] for r in range(len(self.others.host_of)) if r not in self._dead}
+        return [host for host in self.others.others if host not in living]
 
     def can_revive(self, rank: int, twin_of: int) -> bool:
         is_quiet = not (self._announced or self._due or self._under_way or self._flushing)
@@ -263,8 +284,9 @@ class ChannelServer(MeetingServer):
         self._looked_s = time.monotonic()
         match message:
             case say.RoundsAhead():
-                self._rounds.learn(message.first, message.rounds)
-                self._go_on()
+                for host in self._knowing_no_schedule:
+                    self.others.send(host, message)
+                self._learn(message)
             case say.Nothing():
                 self._interrupt(self._clients[rank // self.others.of])
             case say.Owed():
@@ -273,6 +295,10 @@ class ChannelServer(MeetingServer):
             case say.Lost():
                 lost = self._lost[rank // self.others.of]
                 self._answer_one(rank, "lost", [Expression([(Sum([lost]), 1.0)])])  # a copy: rounds may change it
+
+    def _learn(self, message: say.RoundsAhead) -> None:
+        self._rounds.learn(message.first, message.rounds)
+        self._go_on()
 
     def _answer_one(self, rank: int, how: str, vectors: Sequence[Expression]) -> None:
         results = self._clients[rank // self.others.of].seat.results
@@ -305,7 +331,9 @@ class ChannelServer(MeetingServer):
                 self._go_on()
             case say.BlockPart(version=version, block=block):
                 shares = {worker: Freshness(age, fresh) for worker, age, fresh in message.shares}
-                self._hear_part((version, block), host, HostPart(value, shares))
+                self._hear_part((version, block), host, HostPart(value, shares, message.absent))
+            case say.RoundsAhead():
+                self._learn(message)
             case say.StartedWith(worker=worker, rounds=rounds):
                 self._counted.pop(worker)(rounds)
             case say.WhereAre(number=number):
@@ -585,17 +613,19 @@ class ChannelServer(MeetingServer):
         block.given = given = {r: seat.snapshot(block.version, block.flush) for r, seat in seats.items()}
         terms = [cast(Expression, one.value) for one in given.values() if one.value is not None]
         shares = {r: one.share for r, one in given.items() if one.share is not None}
+        absent = sorted(self._dead.intersection(block.here).difference(shares))
         if len(block.hosts) == 1:
-            self._deliver(block, Sum(terms, self._divisor(block, shares)), shares)
+            block.absent = set(absent)
+            self._deliver(block, Sum(terms, self._divisor(block)), shares)
             return
         value = self.as_one(terms) if terms else None
         if self.sums.takes(block.hosts):
-            self._sum_in_phases(block, value, shares)
+            self._sum_in_phases(block, value, shares, absent)
             return
-        block.parts = {self.others.me: HostPart(value, shares), **self._parts.pop(block.name, {})}
+        block.parts = {self.others.me: HostPart(value, shares, absent), **self._parts.pop(block.name, {})}
         self._under_way[block.name] = block
         told = [(r, share.age, share.fresh) for r, share in shares.items()]
-        part = say.BlockPart(self.key, block.version, block.ranks[0], told, value is not None)
+        part = say.BlockPart(self.key, block.version, block.ranks[0], told, absent, value is not None)
         for host in block.hosts:
             if host != self.others.me:
                 if value is None:
@@ -604,16 +634,19 @@ class ChannelServer(MeetingServer):
                     self.send(host, part, value)
         self._deliver_if_whole(block)
 
-    def _sum_in_phases(self, block: Block, value: Expression | None, shares: dict[int, Freshness]) -> None:
+    def _sum_in_phases(
+        self, block: Block, value: Expression | None, shares: dict[int, Freshness], absent: list[int]
+    ) -> None:
         """With the other hosts of the block, which hear nothing else of what is given here."""
         first = block.here[0]
-        said = [(r, share.age, share.fresh) for r, share in shares.items()]
+        said = [[(r, share.age, share.fresh) for r, share in shares.items()], absent]
         lost = self._lost.get(first) if self.sums.codec is not None else None
         given = GivenByHost(value, said, (self._seed, first, block.version), lost)
 
         def deliver(summed: Summed) -> None:
-            everyones = {r: Freshness(age, fresh) for some in summed.said for r, age, fresh in some}
-            self._deliver(block, summed.total(self._divisor(block, everyones)), dict(sorted(everyones.items())))
+            everyones = {r: Freshness(age, fresh) for some, _ in summed.said for r, age, fresh in some}
+            block.absent = {r for _, absent in summed.said for r in absent}
+            self._deliver(block, summed.total(self._divisor(block)), dict(sorted(everyones.items())))
             self._go_on()
 
         self.sums.begin(block.name, block.hosts, given, deliver)
@@ -630,7 +663,8 @@ class ChannelServer(MeetingServer):
         if block.is_whole:
             parts = [block.parts[host] for host in block.hosts]
             shares = {r: share for part in parts for r, share in part.shares.items()}
-            total = Sum([part.value for part in parts if part.value is not None], self._divisor(block, shares))
+            block.absent = {r for part in parts for r in part.absent}
+            total = Sum([part.value for part in parts if part.value is not None], self._divisor(block))
             self._deliver(block, total, dict(sorted(shares.items())))
             del self._under_way[block.name]
             self._go_on()
@@ -640,18 +674,17 @@ class ChannelServer(MeetingServer):
         self._under_way = {name: one for name, one in self._under_way.items() if host not in one.hosts}
         self._parts = {}
 
-    def _divisor(self, block: Block, shares: Collection[int]) -> int:
-        return self._clients[block.here[0]].seat.divisor(block.ranks, self._dead.difference(shares))
+    def _divisor(self, block: Block) -> int:
+        return self._clients[block.here[0]].seat.divisor(block.ranks, block.absent)
 
     def _deliver(self, block: Block, total: Sum, shares: dict[int, Freshness]) -> None:
-        absent = self._dead.difference(shares).intersection(block.ranks)
-        version, members = block.version, len(block.ranks) - len(absent)
+        version, members = block.version, [r for r in block.ranks if r not in block.absent]
         value: Any = Expression([(total, 1.0)])
-        outcome = Outcome.of(self.nodes, version, value, shares, members, block.flush)
+        outcome = Outcome.of(self.nodes, version, value, shares, len(members), block.flush)
         now, told = time.monotonic(), [(r, tuple(share)) for r, share in shares.items()]
         for r, one in block.given.items():
             if self._clients[r].seat.deliver(outcome, one):
-                self._clients[r].tell((version, block.started_by, told, members, block.ranks.index(r), now))
+                self._clients[r].tell((version, block.started_by, told, len(members), members.index(r), now))
         if block.flush:
             self._is_flushed()
             return

@@ -23,8 +23,9 @@ PAGE = 1 << 32  # exchanges of a page, at most
 class Exchange:
     """One of them: what has been laid down, who wants what, and the sums that were wanted.
 
-    ``parts``: what each host's members have brought together; None: nothing. ``summed``: what has come of all parts,
-    where they were summed in two phases.
+    ``is_alike``: all hosts give a part, since all want the same sum. ``parts``: what each host's members have brought
+    together; None: nothing. ``summed``: what has come of all parts, where they were summed in two phases. ``missing``:
+    the dead of all hosts that have no part in it.
     """
 
     def __init__(self) -> None:
@@ -32,9 +33,11 @@ class Exchange:
         self.notes: dict[int, Any] = {}
         self.wants: dict[int, say.Lay] = {}
         self.totals: dict[tuple[Any, ...], Sum] = {}
+        self.is_alike = self.is_given = False
         self.parts: dict[int, Expression | None] = {}
         self.summed: Summed | None = None
-        self.first: say.Lay | None = None  # of this host's first member
+        self.missing: set[int] = set()
+        self.first: tuple[int, say.Lay] | None = None  # of those of this host that have come
 
     def values(self) -> list[Expression]:
         lost = None if self.summed is None else self.summed.lost
@@ -60,18 +63,25 @@ class Exchange:
         """Who has brought something."""
         if self.summed is None:
             return [member for member, vector in self.laid.items() if vector is not None]
-        return [member for some in self.summed.said for member, gives, _ in some if gives]
+        return [member for some, _ in self.summed.said for member, gives, _ in some if gives]
 
     def notes_for(self, lay: say.Lay) -> list[Any]:
         """What was said beside the vectors that are read, or that were coded and summed: by all, in their order."""
         if lay.reads or not lay.draws:
             return [self.notes[member] for member in lay.reads if member in self.notes]
-        told = {} if self.summed is None else {member: note for some in self.summed.said for member, _, note in some}
+        said = [] if self.summed is None else [one for some, _ in self.summed.said for one in some]
+        told = {member: note for member, _, note in said}
         return [note for _, note in sorted({**self.notes, **told}.items())]
 
+    def lacks(self, lay: say.Lay) -> list[int]:
+        """Whom it names, and who has brought nothing here, not even a note."""
+        named = dict.fromkeys([*(m for m, _ in lay.sums), *lay.reads])
+        return [m for m in named if m not in self.laid and m not in self.missing]
+
     def absent(self, lay: say.Lay) -> list[int]:
-        """Whom it names, and who has brought nothing to this exchange, not even a note."""
-        return [m for m in dict.fromkeys([*(m for m, _ in lay.sums), *lay.reads]) if m not in self.laid]
+        """Of those the dead, when all others have."""
+        in_parts = self.summed is not None or len(self.parts) > 1
+        return sorted(self.missing) if in_parts else self.lacks(lay)
 
     def _weights(self, member: int, lay: say.Lay) -> list[tuple[int, float]]:
         """Along a row of a matrix one's own vector has the weight of those who are dead. A mean is one of fewer."""
@@ -97,7 +107,9 @@ class ExchangeServer(BookedServer):
         self._clients: dict[int, ClientRecord] = {}
         self._exchanges: dict[int, Exchange] = {}
         self._last: dict[int, int] = {}  # the exchange that a member has come to last
+        self._last_of_dead: dict[int, int] = {}  # of other hosts
         self._numbers_are_pages = bool(plan["pages"])
+        self.sums.on_wanted = self._is_wanted
 
     def values(self) -> list[Expression]:
         return [vector for one in self._exchanges.values() for vector in one.values()]
@@ -114,7 +126,15 @@ class ExchangeServer(BookedServer):
             self._clients[rank].granted.clear()
         for number, exchange in list(self._exchanges.items()):
             exchange.wants.pop(rank, None)
+            self._give_part(number, exchange)
             self._answer(number, exchange)
+
+    def bury_elsewhere(self, buried: say.Buried) -> None:
+        self._last_of_dead[buried.worker] = buried.last
+        super().bury_elsewhere(buried)
+
+    def last_of(self, rank: int) -> int:
+        return self._last.get(rank, -1)
 
     def revive(self, rank: int, twin_of: int) -> None:
         super().revive(rank, twin_of)
@@ -122,8 +142,11 @@ class ExchangeServer(BookedServer):
 
     def _will_come(self, number: int, member: int) -> bool:
         """Whether it has still to come to this exchange. The dead never do, nor who has returned at a later page, nor
-        who has gone past: it was there while others were dead.
+        who has gone past: it was there while others were dead. What one of another host has brought before it died may
+        be on its way.
         """
+        if member in self._last_of_dead:
+            return number <= self._last_of_dead[member]
         if member in self._dead or self._last.get(member, -1) >= number:
             return False
         return not self._numbers_are_pages or number // PAGE >= self.pages.get(self.ranks[member], 0)
@@ -145,10 +168,12 @@ class ExchangeServer(BookedServer):
                 if worker not in exchange.laid:  # else it had died after that, and others may have what it brought then
                     exchange.laid[worker], exchange.notes[worker] = brought, message.note
                 exchange.wants[worker] = message
-                if worker == self.others.here[0]:
-                    exchange.first = message
                 if self.others.others:
+                    exchange.is_alike = exchange.is_alike or message.alike
+                    if exchange.first is None or worker < exchange.first[0]:
+                        exchange.first = worker, message
                     self._tell_hosts(worker, message, exchange)
+                    self._give_part(number, exchange)
                 self._answer(number, exchange)
                 if worker in exchange.wants and message.early:
                     self._reply(client, "granted")
@@ -163,9 +188,11 @@ class ExchangeServer(BookedServer):
                 exchange = self._exchanges.setdefault(number, Exchange())
                 exchange.laid[worker], exchange.notes[worker] = value, message.note
                 self._answer(number, exchange)
-            case say.HostSum(number=number):
+            case say.HostSum(number=number, absent=absent):
                 exchange = self._exchanges.setdefault(number, Exchange())
-                exchange.parts[host] = value
+                exchange.parts[host], exchange.is_alike = value, True
+                exchange.missing.update(absent)
+                self._give_part(number, exchange)
                 self._answer(number, exchange)
             case _:
                 super().hear_host(host, message, value)
@@ -175,28 +202,42 @@ class ExchangeServer(BookedServer):
         value, home_of = exchange.laid[worker], self.others.home_of
         for host in sorted({home_of[member] for member in lay.sends} - {self.others.me}):
             self._pass_on(host, say.Laid(self.key, lay.number, worker, lay.note, value is not None), value)
-        if lay.alike and all(member in exchange.laid for member in self.others.here):
-            brought = [exchange.laid[member] for member in self.others.here]
-            terms = [vector for vector in brought if vector is not None]
-            part = self.as_one(terms) if terms else None
-            if self.sums.takes(self.others.hosts):
-                self._sum_in_phases(lay.number, exchange, part)
-                return
-            exchange.parts[self.others.me] = part
-            for host in self.others.others:
-                self._pass_on(host, say.HostSum(self.key, lay.number, part is not None), part)
 
-    def _sum_in_phases(self, number: int, exchange: Exchange, part: Expression | None) -> None:
+    def _give_part(self, number: int, exchange: Exchange) -> None:
+        """What the members here have brought together, to all hosts, when no more come."""
+        here = [member for member in self.others.here if member not in exchange.laid]
+        if not exchange.is_alike or exchange.is_given or any(self._will_come(number, member) for member in here):
+            return
+        exchange.is_given = True
+        terms = [vector for _, vector in sorted(exchange.laid.items()) if vector is not None]
+        part = self.as_one(terms) if terms else None
+        if self.sums.takes(self.others.hosts):
+            self._sum_in_phases(number, exchange, part, here)
+            return
+        exchange.parts[self.others.me] = part
+        exchange.missing.update(here)
+        for host in self.others.others:
+            self._pass_on(host, say.HostSum(self.key, number, here, part is not None), part)
+
+    def _sum_in_phases(self, number: int, exchange: Exchange, part: Expression | None, missing: list[int]) -> None:
         first, laid = exchange.first, exchange.laid
-        assert first is not None
 
         def answer(summed: Summed) -> None:
             exchange.summed = summed
+            exchange.missing.update(member for _, absent in summed.said for member in absent)
             self._answer(number, exchange)
 
-        said = [(member, laid[member] is not None, exchange.notes[member]) for member in self.others.here]
-        given = GivenByHost(part, said, tuple(first.draws), anew=first.keeps)
+        said = [[(member, laid[member] is not None, exchange.notes[member]) for member in sorted(laid)], missing]
+        draws, keeps = ((), False) if first is None else (tuple(first[1].draws), first[1].keeps)
+        given = GivenByHost(part, said, draws, anew=keeps)
         self.sums.begin((number,), range(len(self.others.hosts)), given, answer)
+
+    def _is_wanted(self, name: tuple[int, ...]) -> None:
+        """Another host has given its part of a sum."""
+        (number,) = name
+        exchange = self._exchanges.setdefault(number, Exchange())
+        exchange.is_alike = True
+        self._give_part(number, exchange)
 
     def _pass_on(self, host: int, message: Any, value: Expression | None) -> None:
         if value is None:
@@ -206,18 +247,21 @@ class ExchangeServer(BookedServer):
 
     def _can_answer(self, exchange: Exchange, lay: say.Lay) -> bool:
         if lay.alike and self.others.others:
-            return exchange.summed is not None or len(exchange.parts) == len(self.others.hosts)
-        return not any(self._will_come(lay.number, member) for member in exchange.absent(lay))
+            return self._is_whole(exchange)
+        return not any(self._will_come(lay.number, member) for member in exchange.lacks(lay))
+
+    def _is_whole(self, exchange: Exchange) -> bool:
+        """Whether all hosts have given their parts, where they do."""
+        return not exchange.is_alike or exchange.summed is not None or len(exchange.parts) == len(self.others.hosts)
 
     def _answer(self, number: int, exchange: Exchange) -> None:
         for worker, lay in list(exchange.wants.items()):
             if self._can_answer(exchange, lay):
                 del exchange.wants[worker]
-                absent = [] if self.others.others else exchange.absent(lay)
-                about = [number, exchange.notes_for(lay), absent]
+                about = [number, exchange.notes_for(lay), exchange.absent(lay)]
                 self._reply(self._clients[worker], "exchange", about, exchange.answer(worker, lay))
         all_have_come = not any(self._will_come(number, member) for member in self.others.here)
-        if number in self._exchanges and all_have_come and not exchange.wants:
+        if number in self._exchanges and all_have_come and not exchange.wants and self._is_whole(exchange):
             self.rounds += 1
             del self._exchanges[number]  # what was answered stands on what it needs
 
@@ -225,7 +269,7 @@ class ExchangeServer(BookedServer):
         waits = {worker: set[int]() for worker in self._clients}
         for one in self._exchanges.values():
             for worker, lay in one.wants.items():
-                waits[worker] |= set(one.absent(lay))
+                waits[worker] |= set(one.lacks(lay))
         return {worker: Whereabouts(-1, -1, tuple(sorted(whom))) for worker, whom in waits.items()}
 
     def flush(self) -> None:

@@ -129,9 +129,8 @@ class FactsServer(Server):
             case say.Bye():
                 self._publish(say.ToldToAll(self.key, worker, "bye", "", ""))
             case say.Leave(how=how) if self.least:
-                then = self._what_then(worker)
-                self._publish(say.ToldToAll(self.key, worker, "left", then, how))
-                self._sends[worker](self._gone(worker, then, said=how))  # all that it has handed in has been heard
+                self._publish(say.ToldToAll(self.key, worker, "left", "", how))
+                self._sends[worker](self._gone(worker, GO_ON, said=how))  # all that it has handed in has been heard
                 self._membership.bury(self.root, self.ranks[worker])
             case say.Returns():
                 self._returns(worker)
@@ -153,6 +152,8 @@ class FactsServer(Server):
         match message:
             case say.ToldToAll(what="fact") if self.others.decides:
                 self._order(message)
+            case say.ToldToAll(what="gone" | "left") if self.least and self.others.decides:
+                self._publish(message)
             case say.ToldToAll():
                 self._hear_told(message)
             case say.AskHost(worker=worker, number=number):
@@ -167,11 +168,14 @@ class FactsServer(Server):
                 super().hear_host(host, message, value)
 
     def _publish(self, told: say.ToldToAll) -> None:
-        """What a worker of this host says."""
-        if told.what == "fact" and not self.others.decides:
+        """What a worker of this host says. The first host says what follows of an end that others may survive."""
+        may_go_on = bool(self.least) and told.what in ("gone", "left")
+        if not self.others.decides and (told.what == "fact" or may_go_on):
             self.others.send(0, told)
-        else:
+        elif not may_go_on:
             self._order(told)
+        elif told.worker not in self._ended:
+            self._order(told._replace(name=self._what_then(told.worker)))
 
     def _order(self, told: say.ToldToAll) -> None:
         """What is said here first, all hear first.
@@ -226,7 +230,7 @@ class FactsServer(Server):
 
     def leave(self, worker: int, ended: bool = False) -> None:
         if worker not in self._ended:
-            self._publish(say.ToldToAll(self.key, worker, "gone", self._what_then(worker), "ended" if ended else ""))
+            self._publish(say.ToldToAll(self.key, worker, "gone", "", "ended" if ended else ""))
         super().leave(worker, ended)
         self._sends.pop(worker, None)
         if worker in self._returning:  # it has died once more
@@ -262,6 +266,10 @@ class FactsServer(Server):
         if worker not in self._dead:
             why = "it is a member" if self.least else "the run needs all its workers, and has lost one"
             why = why if len(self._sends) > 1 else "the run that it left is over"
+            self._sends[worker](say.NoReturn(self.key, why))
+            return
+        if self.others.others:
+            why = "coming back is not built for a run with workers on several hosts"
             self._sends[worker](say.NoReturn(self.key, why))
             return
         self._returning.append(worker)
@@ -408,13 +416,16 @@ class BellServer(Server):
         if isinstance(message, say.Ring) and not self.others.decides:
             self.others.send(0, message)
         elif isinstance(message, say.Ring) and self._rope.pull(message.r, message.workers):
-            self.others.tell_others(say.Rung(self.key, message.r))
-            self._has_rung(message.r)
+            self._ring(message.r)
+
+    def _ring(self, r: int) -> None:
+        self.others.tell_others(say.Rung(self.key, r))
+        self._has_rung(r)
 
     def bury(self, rank: int) -> None:
         super().bury(rank)
-        for r in self._rope.one_less():
-            self._has_rung(r)
+        for r in self._rope.one_less() if self.others.decides else ():
+            self._ring(r)
 
     def revive(self, rank: int, twin_of: int) -> None:
         super().revive(rank, twin_of)
@@ -423,8 +434,10 @@ class BellServer(Server):
     def hear_host(self, host: int, message: Any, value: Expression | None) -> None:
         if isinstance(message, say.Rung):
             self._has_rung(message.r)
-        else:
+        elif isinstance(message, say.Ring):
             self.hear(-1, message)
+        else:
+            super().hear_host(host, message, value)
 
     def _has_rung(self, r: int) -> None:
         self.rounds = max(self.rounds, r + 1)

@@ -160,6 +160,7 @@ class HostSums:
             fail,
         )
         self.codec = codec
+        self.on_wanted: Callable[[Name], None] = lambda name: None  # another host gives its part of it
         self._messages: Messages | None = None  # of long vectors: what is short, the loop may code, too
         self._stretches: dict[int, Stretches] = {}
         self._sums: dict[Name, _HostSum] = {}
@@ -310,6 +311,8 @@ class HostSums:
         if message.gives and vector is not None:
             got, note = vector[:length], vector[length:].numpy() if self._memory.parameters else None
         one.heard[place] = _Heard(message.said, got, note)
+        if one.given is None:
+            self.on_wanted(one.name)
         self._go_on(one)
 
     def lost(self, host: int) -> None:

@@ -149,6 +149,7 @@ class Host:
         self._servers: dict[str, Server] = {}
         self._name, self._links = "", None  # type: str, Links | None
         self._opened: dict[str, set[str]] = {}  # which other hosts' workers have come to a channel
+        self._plans: dict[str, dict[str, Any]] = {}  # of channels that only others have come to
         self._dead: dict[str, list[int]] = {}  # of runs that go on without them
         self._came_back: dict[str, dict[int, int]] = {}  # at which pages of a run's exchanges its workers went on
         self._leaving: dict[str, float] = {}  # servers whose workers have left, and until when others may hear the rest
@@ -190,7 +191,8 @@ class Host:
 
     def _is_over(self, begun_s: float) -> bool:
         now_s = time.monotonic()
-        if any(connection.is_known for connection in self._connections) or self._leaving:
+        answers = bool(self._leaving) or any(server.stays for server in self._servers.values())
+        if any(connection.is_known for connection in self._connections) or answers:
             self._ends_s = None
             return False
         if self._links is not None and self._links.owes_anybody:  # what was said last, they are to have
@@ -366,6 +368,8 @@ class Host:
         connection.close()
         for root, rank in dict.fromkeys(dead):
             self._bury(root, rank)
+        for server, _ in servers:  # when it is known who of them is dead: a server may have to answer for these
+            self._part_if_all_have(server.key, server)
 
     def _bury(self, root: str, rank: int) -> None:
         """A worker of a run is dead, or leaves it, and the others go on: all channels hear so, those too that it never
@@ -382,6 +386,14 @@ class Host:
                 except Exception as error:  # the workers there are to know; those of other channels go on
                     self._refuse_all(key, f"{type(error).__name__}: {error}, about the death of rank {rank}")
                 self._part_if_all_have(key, server)
+        self._answer_for_the_dead()
+
+    def _answer_for_the_dead(self) -> None:
+        """At channels that others have come to, and nobody of this host will: all who would are dead."""
+        for key, plan in list(self._plans.items()):
+            here = {rank for rank, home in zip(plan["ranks"], plan["homes"], strict=True) if home == self._name}
+            if key not in self._servers and here and here.issubset(self._dead.get(plan["root"], ())):
+                self._make(key, plan)
 
     def _can_revive(self, root: str, rank: int, twin_of: int) -> bool:
         """Whether a dead worker of a run can be one again now, as the twin of another one."""
@@ -419,7 +431,6 @@ class Host:
         connection.handed_in.pop(key, None)
         if server is not None:
             server.leave(worker, ended)
-            self._part_if_all_have(key, server)
 
     def _part_if_all_have(self, key: str, server: Server) -> None:
         if server.all_have_left and key not in self._leaving:
@@ -444,8 +455,11 @@ class Host:
             self._meet_others(connection, message)
         elif isinstance(message, say.Close):
             if message.key in connection.workers:
+                server = self._servers.get(message.key)
                 self._leave(connection, message.key)
-        elif message.key in connection.workers:
+                if server is not None:
+                    self._part_if_all_have(message.key, server)
+        elif message.key in connection.workers and message.key in self._servers:  # else all have left in good order
             server = self._servers[message.key]
             if isinstance(message, HANDS_IN):
                 connection.handed_in[message.key] = connection.handed_in.get(message.key, 0) + 1
@@ -471,12 +485,7 @@ class Host:
             if not 0 <= message.word < WORDS:
                 raise ValueError(f"a page has no word {message.word}")
             if message.key not in self._servers:
-                made = self._servers[message.key] = self._server(message.key, message.plan)
-                self._tell_others(message.key)
-                made.pages = self._came_back.get(made.root, {})
-                for rank in self._dead.get(made.root, ()):
-                    if rank in made.ranks:
-                        made.bury(made.ranks.index(rank))
+                self._make(message.key, message.plan)
             if any(one.workers.get(message.key) == message.worker for one in self._connections):
                 raise ValueError(f"worker {message.worker} is there already; is a RANK given twice?")
             connection.workers[message.key] = message.worker
@@ -484,6 +493,16 @@ class Host:
             self._servers[message.key].open(message, connection.send)
         except Exception as error:  # also of a waiting rule of the user's that cannot be imported here
             connection.send(say.Refused(message.key, f"{type(error).__name__}: {error}"))
+
+    def _make(self, key: str, plan: dict[str, Any]) -> None:
+        """The server of a channel."""
+        self._plans.pop(key, None)
+        made = self._servers[key] = self._server(key, plan)
+        self._tell_others(key, plan if made.least else {})
+        made.pages = self._came_back.get(made.root, {})
+        for rank in self._dead.get(made.root, ()):
+            if rank in made.ranks:
+                made.bury(made.ranks.index(rank))
 
     def _server(self, key: str, plan: dict[str, Any]) -> Server:
         of = int(plan.get("of", 1))
@@ -544,13 +563,13 @@ class Host:
     def _trip_s(self, host: str) -> float:
         return 0.0 if self._links is None else self._links.trip_s(host)
 
-    def _tell_others(self, key: str) -> None:
+    def _tell_others(self, key: str, plan: dict[str, Any]) -> None:
         """This host's server for a channel is there: which others are already, and that they may speak to it."""
         others = self._servers[key].others
         for host in self._opened.get(key, ()):
             others.opened(host)
         for number in others.others:
-            self._carry(others.hosts[number], say.Opened(key), (), None)
+            self._carry(others.hosts[number], say.Opened(key, plan), (), None)
 
     def _hear_host(self, host: str, message: Any) -> None:
         if isinstance(message, say.LookHost | say.HostSeen):
@@ -561,10 +580,15 @@ class Host:
             self._opened.setdefault(message.key, set()).add(host)
             if server is not None:
                 server.others.opened(host)
+            elif message.plan:
+                self._plans[message.key] = message.plan
+                self._answer_for_the_dead()
         elif isinstance(message, say.Shut):
             self._opened.get(message.key, set()).discard(host)
+            self._plans.pop(message.key, None)
             if server is not None:
                 server.others.shut(host)
+                self._part_if_all_have(message.key, server)
         elif server is not None:
             try:
                 number = server.others.hosts.index(host)
@@ -618,6 +642,7 @@ class Host:
             if host in server.others.hosts:
                 server.others.lost(host)
                 server.lost(server.others.hosts.index(host), words)
+                self._part_if_all_have(server.key, server)
 
     # What workers are doing.
 

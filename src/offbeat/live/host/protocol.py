@@ -611,9 +611,12 @@ class Listening(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """This host's workers have come."""
+    """This host's workers have come. ``plan``: what a host whose workers are all dead needs to answer for them; empty
+    where the run does not go on without the dead.
+    """
 
     key: str
+    plan: dict[str, Any]
 
 
 class Shut(NamedTuple):
@@ -622,11 +625,20 @@ class Shut(NamedTuple):
     key: str
 
 
+class Buried(NamedTuple):
+    """A worker of this host is dead; what it has said before counts. Of its exchanges in step ``last`` was the last."""
+
+    key: str
+    worker: int
+    last: int
+
+
 class ToldToAll(NamedTuple):
     """What a worker has posted (``what`` is "fact"), its last words ("failed"), its farewell ("bye"), its end ("gone"),
     or that it leaves ("left").
 
-    A fact goes to the first host, and from there to all; the rest to all at once.
+    A fact goes to the first host, and from there to all; so does an end where the run may go on, which the first host
+    decides (``name`` says what follows). The rest goes to all at once.
     """
 
     key: str
@@ -715,13 +727,15 @@ class Go(NamedTuple):
 class BlockPart(NamedTuple):
     """What a host's workers give to their block of a round, added up; ``block`` is its first worker.
 
-    ``shares``: whose work is in it, how old it is, and whether it was in time. ``gives``: whether a vector comes along.
+    ``shares``: whose work is in it, how old it is, and whether it was in time. ``absent``: the dead among them, who
+    give nothing. ``gives``: whether a vector comes along.
     """
 
     key: str
     version: int
     block: int
     shares: list[tuple[int, int, bool]]
+    absent: list[int]
     gives: bool
 
 
@@ -791,10 +805,13 @@ class Laid(NamedTuple):
 
 
 class HostSum(NamedTuple):
-    """What all of a host's workers have brought to an exchange, added up; ``gives``: a vector comes along."""
+    """What all of a host's workers have brought to an exchange, added up; ``gives``: a vector comes along. ``absent``:
+    those of them that never come to it.
+    """
 
     key: str
     number: int
+    absent: list[int]
     gives: bool
 
 
@@ -918,6 +935,7 @@ KINDS: tuple[type[Any], ...] = (
     Listening,
     Opened,
     Shut,
+    Buried,
     ToldToAll,
     AskHost,
     HostSays,

@@ -86,6 +86,9 @@ class Counterparts:
         """Whether what all must agree on is decided here."""
         return self.me == 0
 
+    def is_here(self, rank: int) -> bool:
+        return self.host_of[rank] == self.me
+
     def is_home_of(self, rank: int) -> bool:
         """Whether its worker's seat is here."""
         return self.home_of[rank // self.of] == self.me
@@ -255,7 +258,9 @@ class Server:
 
     def hear_host(self, host: int, message: Any, value: Expression | None) -> None:
         """What a counterpart says; ``value``: the vector that came with it."""
-        raise ValueError(f"{type(self).__name__} does not know what to do with {message} of another host")
+        if not isinstance(message, say.Buried):
+            raise ValueError(f"{type(self).__name__} does not know what to do with {message} of another host")
+        self.bury_elsewhere(message)
 
     def room(self, message: Any, nbytes: int) -> int | None:
         """A slot for the vector that comes with a message of another host; None: there are none of that length here."""
@@ -266,9 +271,22 @@ class Server:
         self._left.add(rank)
 
     def bury(self, rank: int) -> None:
-        """It is dead, whether it has come here or not, and the others go on; what it has said counts."""
+        """It is dead, whether it has come or not, and the others go on; what it has said counts.
+
+        Its own host hears so first, in the order of what it has said, and tells the counterparts in that order.
+        """
         self._left.add(rank)
         self._dead.add(rank)
+        if self.others.is_here(rank):
+            self.others.tell_others(say.Buried(self.key, rank, self.last_of(rank)))
+
+    def bury_elsewhere(self, buried: say.Buried) -> None:
+        """A rank of another host is dead."""
+        self.bury(buried.worker)
+
+    def last_of(self, rank: int) -> int:
+        """Its last exchange in step, where there are such; −1: none."""
+        return -1
 
     def can_revive(self, rank: int, twin_of: int) -> bool:
         """Whether a dead rank can be a worker again now, as the twin of another one between two steps."""
@@ -281,7 +299,14 @@ class Server:
 
     @property
     def all_have_left(self) -> bool:
-        return self._left.issuperset(self.others.here)
+        return self._left.issuperset(self.others.here) and not self.stays
+
+    @property
+    def stays(self) -> bool:
+        """Whether this server answers for dead workers alone: as long as others of the run are at other hosts."""
+        here, everybody = self.others.here, range(len(self.others.host_of))
+        anybody = any(not self.others.has_gone(host) for host in self.others.others)
+        return anybody and self._dead.issuperset(here) and not self._dead.issuperset(everybody)
 
     @property
     def is_through(self) -> bool:
@@ -508,8 +533,8 @@ class MeetingServer(BookedServer):
     def bury(self, rank: int) -> None:
         super().bury(rank)
         self._returning.discard(rank)
-        if rank not in self._there:  # nobody waits for it
-            self.has_come(rank)
+        if self.others.decides and rank not in self._there:  # nobody waits for it
+            self._one_more_is_there(rank)
         self._forget_grants()
 
     def can_revive(self, rank: int, twin_of: int) -> bool:

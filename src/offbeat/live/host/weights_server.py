@@ -81,6 +81,8 @@ class WeightsServer(MeetingServer):
         super().bury(rank)
         if rank in self._sharers:
             self._sharers[rank].stands = False
+        if not self.others.decides:
+            return
         if self._standing:
             self._hear_of_all(say.Standing(self.key, min(self._standing)))
         self._hear_of_all(say.HasRetired(self.key, rank))
@@ -127,13 +129,15 @@ class WeightsServer(MeetingServer):
     def hear_host(self, host: int, message: Any, value: Expression | None) -> None:
         match message:
             case say.Visit(visitor=visitor, peer=peer, number=number):
-                shared, theirs = self._sharers[peer].shared, cast(Any, value)
-                assert shared is not None
+                shared, theirs = None if peer in self._dead else self._sharers[peer].shared, cast(Any, value)
+                if shared is None:  # it meets nobody
+                    self.others.send(host, say.HalfBack(self.key, visitor, number, False))
+                    return
                 half = self.as_one([cast(Expression, shared.visited(visitor, theirs))])
                 self.send(host, say.HalfBack(self.key, visitor, number, True), half)
                 self._make_one(self._sharers[peer])
             case say.HalfBack(visitor=visitor, number=number):
-                me, half = self._sharers[visitor], cast(Any, value)
+                me, half = self._sharers[visitor], cast(Any, value if message.gives else Expression())
                 assert me.shared is not None
                 me.news.append((me.shared.home(number, half), time.monotonic()))
                 self._make_one(me)
