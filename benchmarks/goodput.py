@@ -2,13 +2,13 @@
 
     python benchmarks/goodput.py [--workers 8,64,256,1024] [--methods eager,decoupled] [--steps 300]
 
-Steps of 1 s; a worker dies at a moment without memory, once in so many of its own hours on average, and another is there
+Steps of 1 s; a worker dies at a moment without memory, once in so many of its own hours on average; another is there
 30 s later. Goodput is the gradients that all take together in the time of ``--steps`` steps, over those of workers that
 never die. Beside the simulated methods stand three that are counted with the same deaths:
 
 - restart: all stop at a death, start again 30 s later, and take the steps since the last checkpoint again. One is
   written, in 1 s, as often as is best (Young's √(2 · 1 s · the time between two deaths)).
-- quorum 1.06 s, quorum 5 s: the others stop at each death for so long, torchft's heartbeat limit as tuned, and its default
+- quorum 1.06 s, quorum 5 s: the others stop at each death for so long, torchft's heartbeat limit tuned, and by default
   (measured with 3 processes), and lose nothing else. Who comes back costs the others nothing.
 """
 
