@@ -110,9 +110,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _paragraphs(text: str) -> str:
-    """A docstring as Markdown: its labelled lines (*When it helps*: …) become paragraphs of their own."""
+    """A docstring as Markdown: its labelled lines (*When it helps*: …) become paragraphs, its settings a list."""
     lines = text.splitlines()
-    return "\n".join(f"\n{line}" if line.startswith(("*", "Example:")) else line for line in lines).strip()
+    text = "\n".join(f"\n{line}" if line.startswith(("*", "Example:")) else line for line in lines).strip()
+    return re.sub(r"(?:(?<=[.:])[ \n]|(?<=\n\n))(?=``\w+(?:=[^`]*)?``(?::| replaces| hides) )", "\n- ", text)
 
 
 def _default(setting: inspect.Parameter) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
 
 SRC = Path(__file__).parent.parent / "src" / "offbeat"
+MUST = ", but must "  # what stands behind it is the way out
 HOLE = "…"  # a value that is only known when the error is raised
 
 OURS = {"OffbeatError", "PeerFailed", "ConfigMismatch", "Deadlock", "Mismatch"}
@@ -38,14 +39,26 @@ SECTIONS = (
     ("The command line, units and numbers", ("cli", "basics")),
 )
 KINDS = {
-    "OffbeatError": "the base of Offbeat's own errors; it is a `RuntimeError`",
-    "PeerFailed": "an `OffbeatError`: another worker failed, died or does not answer; the message names its rank",
-    "ConfigMismatch": "an `OffbeatError`: workers do not fit together; nothing was exchanged yet",
-    "Deadlock": "a simulation cannot go on; the message says who waits for whom",
-    "Mismatch": "a record cannot be followed by a replay",
-    "ValueError": "an argument, an option or a file that cannot be used",
-    "TypeError": "an argument of a wrong kind",
-    "ImportError": "a trainer is missing or too old",
+    "OffbeatError": (
+        "the base of Offbeat's own errors; it is a `RuntimeError`",
+        "the sentence says what cannot be; `offbeat status` shows the job",
+    ),
+    "PeerFailed": (
+        "an `OffbeatError`: another worker failed, died or does not answer; the message names its rank",
+        "look at the output of that rank; go on from a [checkpoint](../checkpoint.md)",
+    ),
+    "ConfigMismatch": (
+        "an `OffbeatError`: workers do not fit together; nothing was exchanged yet",
+        "start all ranks with the same script, arguments and versions",
+    ),
+    "Deadlock": ("a simulation cannot go on; the message says who waits for whom", "mend the method: all mix alike"),
+    "Mismatch": (
+        "a record cannot be followed by a replay",
+        "replay it with the task and the version that it was recorded with",
+    ),
+    "ValueError": ("an argument, an option or a file that cannot be used", "the sentence names the value: change it"),
+    "TypeError": ("an argument of a wrong kind", "the sentence names the kind that is wanted"),
+    "ImportError": ("a trainer is missing or too old", "the sentence has the command that installs it"),
 }
 
 VARIABLES = {
@@ -89,11 +102,11 @@ class Said:
     def cause(self) -> str:
         """What was seen; all of the sentence where it names no way out."""
         cause, _, last = self.sentence.rpartition("; ")
-        return cause if cause and last != HOLE else self.sentence
+        return cause if cause and last != HOLE else self.sentence.partition(MUST)[0]
 
     @property
     def way_out(self) -> str:
-        return self.sentence[len(self.cause) :].removeprefix("; ")
+        return self.sentence[len(self.cause) :].removeprefix("; ").removeprefix(", but ")
 
 
 def errors(source: Path = SRC) -> list[Said]:
@@ -137,12 +150,12 @@ def errors_page(source: Path = SRC) -> str:
         "# Errors",
         "",
         f"Every sentence that an exception of Offbeat may say, read from the source. `{HOLE}` stands for the values of "
-        "the case. What follows the last semicolon is the way out. [Troubleshooting](../troubleshoot.md) begins with "
-        "the symptom.",
+        "the case. The way out stands in the sentence, too; where it names none, that of the exception holds. "
+        "[Troubleshooting](../troubleshoot.md) begins with the symptom.",
         "",
-        "| exception | what it is |",
-        "| --- | --- |",
-        *[f"| `{kind}` | {what} |" for kind, what in KINDS.items()],
+        "| exception | what it is | the way out |",
+        "| --- | --- | --- |",
+        *[f"| `{kind}` | {what} | {way_out} |" for kind, (what, way_out) in KINDS.items()],
         "",
         "Offbeat's own are names of `ob`, such as `ob.PeerFailed`.",
     ]

@@ -1,6 +1,6 @@
-"""Draws the pictures of the documentation that are made from runs: ``python tools/pictures.py`` writes them anew.
+"""Draws pictures of the documentation: ``python tools/pictures.py`` writes them anew.
 
-The timeline is of a simulation, the bars are of what ``docs/demo.md`` shows of real processes.
+The timeline is of a simulation, the bars are of what ``docs/demo.md`` shows of real processes, the tree is ``LADDER``.
 ``tests/house/test_pictures.py`` fails when a picture is no longer what its run gives.
 """
 
@@ -114,7 +114,53 @@ def demo() -> str:
     )
 
 
-PICTURES = {"timeline.svg": timeline, "demo.svg": demo}
+LADDER = (  # a question, and what to write after a yes
+    ("Must the numbers be those of DDP?", '"allreduce"', "also: workers alike, a quick network, few samples"),
+    ("Are bytes what you pay for?", '"local_sgd:period=8,codec=int8"', "one exchange in hundreds of steps: diloco"),
+    ("Do batches differ much in cost?", '"nonblocking:micro=4"', "sequences of uneven length"),
+    ("Are whole multi-GPU machines late?", '"eager:per_node=8"', "in step inside, waiting for nobody outside"),
+    (
+        "Are you free to change the data loader?",
+        "no method, and ob.share(loader)",
+        "no worker's share of data is fixed",
+    ),
+)
+
+
+def tree() -> str:
+    """Which method: questions from top to bottom, the answer to the right of the first yes."""
+    row, box, answer_at, width = 76, 350, 450, 884
+    height = len(LADDER) * row + 70
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif" '
+        'font-size="15" fill="#1f2933" role="img">',
+        "<title>Which method: five questions, and what to write after the first yes</title>",
+        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+    ]
+    for place, (question, answer, note) in enumerate(LADDER):
+        y = 14 + place * row
+        out += [
+            f'<rect x="14" y="{y}" width="{box}" height="44" rx="8" fill="#eef2ff" stroke="#6366f1"/>',
+            f'<text x="28" y="{y + 27}">{question}</text>',
+            f'<path d="M{14 + box} {y + 22}H{answer_at - 10}m-8 -5l8 5l-8 5" fill="none" stroke="#52606d"/>',
+            f'<text x="{(14 + box + answer_at) / 2 - 4}" y="{y + 16}" text-anchor="middle" fill="#52606d">yes</text>',
+            f'<rect x="{answer_at}" y="{y}" width="{width - answer_at - 14}" height="44" rx="8" fill="#dbeafe" '
+            'stroke="#3b82f6"/>',
+            f'<text x="{answer_at + 14}" y="{y + 19}" font-weight="bold">{answer}</text>',
+            f'<text x="{answer_at + 14}" y="{y + 36}" font-size="13" fill="#52606d">{note}</text>',
+            f'<path d="M60 {y + 44}v{row - 44}m-5 -8l5 8l5 -8" fill="none" stroke="#52606d"/>',
+            f'<text x="70" y="{y + 64}" fill="#52606d">no</text>',
+        ]
+    y = 14 + len(LADDER) * row
+    out += [
+        f'<rect x="14" y="{y}" width="{box}" height="44" rx="8" fill="#dbeafe" stroke="#3b82f6"/>',
+        f'<text x="28" y="{y + 27}" font-weight="bold">ob.attach(optimizer, model)</text>',
+        "</svg>\n",
+    ]
+    return "\n".join(out)
+
+
+PICTURES = {"timeline.svg": timeline, "demo.svg": demo, "tree.svg": tree}
 
 
 def main() -> int:

@@ -600,6 +600,68 @@ def test_a_job_is_taken_up_from_its_checkpoints_by_another_number_of_workers(sta
     assert sorted(second.out.splitlines()[-2:]) == ["[0] begins True", "[1] begins True"]
 
 
+ON_TWO_HOSTS = (
+    TRAINS.format(arguments="")
+    + """
+    print("rank", rank, "of", size, os.environ["LOCAL_RANK"], os.environ["GROUP_RANK"], flush=True)
+    for t in range(12):
+        model(torch.ones(1, 4)).sum().backward()
+        if rank == {dies} and t == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.finish()
+    print("ends", optimizer.members, [p.tolist() for p in model.parameters()], flush=True)
+    """
+)
+
+
+@pytest.mark.parametrize("dies", [0, 2])
+def test_the_launchers_of_two_hosts_meet_and_the_others_go_on_when_one_of_their_workers_is_killed(
+    dies: int, tmp_path: Path
+) -> None:
+    """Rank 2 is alone on its host, where its host process answers for it from then on; so is rank 0 with its store."""
+    with hold_port() as held:
+        port = held.getsockname()[1]
+    counts = (2, 1) if dies == 2 else (1, 2)
+    names = "os.environ['OFFBEAT_HOST'] = os.environ['GROUP_RANK']\n"
+    (tmp_path / "script.py").write_text(HEAD + names + dedent(ON_TWO_HOSTS.format(dies=dies)))
+    command = [sys.executable, "-c", "import offbeat.cli; offbeat.cli.run()", "launch", "--hosts", "2"]
+    both = [
+        subprocess.Popen(
+            [*command, "-n", str(count), "--job", f"127.0.0.1:{port}", "--host", str(number), "script.py"],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+        for number, count in enumerate(counts)
+    ]
+    said = [one.communicate(timeout=WITHIN_S) for one in both]
+    out, err = ("".join(one[k] for one in said) for k in (0, 1))
+    codes = [one.returncode for one in both]
+    where = {line.partition("rank ")[2] for line in out.splitlines() if " of 3 " in line}
+    assert where == (
+        {"0 of 3 0 0", "1 of 3 1 0", "2 of 3 0 1"} if dies == 2 else {"0 of 3 0 0", "1 of 3 0 1", "2 of 3 1 1"}
+    )
+    ends = [line.partition("ends ")[2] for line in out.splitlines() if "ends" in line]
+    assert len(ends) == 2, err
+    assert len(set(ends)) == 1
+    assert sorted(codes) == [0, 137]
+
+
+def test_what_hosts_of_a_job_cannot_be_is_refused(tmp_path: Path, capfd: Captured) -> None:
+    (tmp_path / "script.py").write_text("")
+    for words, sentence in {
+        "--job node0": "--job: 'node0' is no address and port; write node0:29400, say",
+        "--job 127.0.0.1:1 --host 2": "--host is 2, and --hosts 2; hosts are numbered from 0 to 1",
+        "--job 127.0.0.1:1 --restarts 1": "--restarts is for jobs on one host",
+    }.items():
+        assert main(["launch", "-n", "1", *words.split(), str(tmp_path / "script.py")]) == 2
+        assert sentence in capfd.readouterr().err
+
+
 # Signals.
 
 

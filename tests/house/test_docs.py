@@ -271,14 +271,6 @@ def test_every_method_has_a_page_with_its_settings_and_laws(name: str, cards: Mo
     assert f"methods/{name}.md" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.parent == ROOT / "docs"], ids=lambda p: p.name)
-def test_a_page_is_read_in_minutes(page: Path) -> None:
-    words = len(re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL).split())
-    how_to = str(page.relative_to(ROOT)) in SCRIPTS and page.name not in ("trainers.md", "sharded.md")
-    if page.name not in ("attach.md", "simulator.md", "reproduce.md"):  # references, and a record
-        assert words <= (800 if how_to else 1250), "begin a page of its own for another question"
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)

@@ -30,9 +30,16 @@ def test_an_error_stands_there_with_its_cause_and_its_way_out(from_code: ModuleT
         "same one | `ConfigMismatch` |"
     ) in page
     assert (
-        "| the host process has ended, and with it what the workers of this host had in common |  | `PeerFailed` |"
-        in page
-    )
+        "| the host process has ended, and with it the memory of this host's workers | begin again from a checkpoint | "
+        "`PeerFailed` |"
+    ) in page
+    assert "| … is …, | must be" not in page
+    assert "| must be a whole number of at least … | `ValueError` |" in page
+
+
+def test_an_exception_has_a_way_out_for_sentences_without_one(from_code: ModuleType) -> None:
+    assert from_code.KINDS.keys() == from_code.OURS | from_code.USUAL
+    assert all(way_out for _, way_out in from_code.KINDS.values())
 
 
 def test_an_error_that_is_added_to_the_source_is_on_the_page(from_code: ModuleType, tmp_path: Path) -> None:

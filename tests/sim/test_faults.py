@@ -131,7 +131,7 @@ RETURNS = ("rank 0 dies at 350ms, back at 650ms", "2 ranks die at 250ms, back af
 def test_who_comes_back_takes_part_again_and_the_others_do_not_notice(task: ob.Task, name: str, faults: str) -> None:
     delays = ob.delays.parse(SLOW)
     run = ob.simulate(METHODS[name], task, P, STEPS, compute_s=STEP_S, delays=delays, faults=faults)
-    back = [(rank, died_s, back_s) for rank, died_s, back_s in run.absences if back_s is not None]
+    back = [(rank, died_s, back_s) for rank, died_s, back_s, _ in run.absences if back_s is not None]
     assert len(back) == (1 if "rank 0" in faults else 2)
     for rank, died_s, back_s in back:
         assert died_s + 0.2 <= back_s < died_s + 0.3 + 3 * STEP_S
@@ -222,4 +222,6 @@ def test_absences_are_told_in_a_sentence() -> None:
     assert told(many, 4, 10.0) == [
         "Workers died 6 times, and came back 5 times, rank 2 never; of the workers' time 76.2% was left."
     ]
+    (sentence,) = told([Absence(3, 2.0, 3.0, lost=17)], 8, 10.0)
+    assert "was back at 3 s; a step that was under way is lost; of the" in sentence
     assert told([], 4, 10.0) == []

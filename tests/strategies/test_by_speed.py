@@ -57,7 +57,7 @@ def test_the_fastest_takes_the_whole_period_and_nobody_more(period: int, did: li
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=9).filter(any))
 def test_the_weights_of_an_average_sum_to_one_worker_each(steps: list[int]) -> None:
-    came = Came(tuple(steps), (1.0,) * len(steps), (True,) * len(steps))
+    came = Came(tuple(steps), (1.0,) * len(steps), (True,) * len(steps), len(steps))
     weights = [came.weight(rank) for rank in range(len(steps))]
     assert math.fsum(weights) == pytest.approx(len(steps), rel=1e-12)
     assert all((w == 0) == (n == 0) for w, n in zip(weights, steps, strict=True))

@@ -8,6 +8,7 @@ import os
 import re
 import runpy
 import tempfile
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,8 @@ from tests.support import forge
 from tests.support.forge import Job, hear, say
 
 PAGE = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text(encoding="utf-8")
-SCRIPTS = dict(re.findall(r'^```python title="(\w+)_train\.py"\n(.*?)^```$', PAGE, flags=re.MULTILINE | re.DOTALL))
+TABS = re.findall(r'^ *```python title="(\w+)_train\.py"\n(.*?)^ *```$', PAGE, flags=re.MULTILINE | re.DOTALL)
+SCRIPTS = {trainer: textwrap.dedent(text) for trainer, text in TABS}
 SIZE = 2
 LATE_STEPS = 8
 ONCE = "62 of 62 samples were used once, in each of 2 epochs."  # of two epochs of shared work

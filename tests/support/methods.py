@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hypothesis import reject
@@ -23,27 +23,27 @@ SPARSE = [ob.codec.topk(2, 5), ob.codec.topk(), ob.codec.topk(5, 5, floats=True)
 GRAPHS = ["ring", "complete", "everyone", "exponential", "one_peer_exponential", "grid", "torus", "hypercube"]
 
 Settings = dict[str, Any]
-Choice = Callable[[int, Settings], st.SearchStrategy[Any]]  # of the workers, and of what was drawn before it
+Choice = Callable[[int, Settings], Sequence[Any]]  # of the workers, and of what was drawn before it
 
 
 def one(*values: Any) -> Choice:
-    return lambda workers, drawn: st.sampled_from(values)
+    return lambda workers, drawn: values
 
 
 def whole(least: int, most: int) -> Choice:
-    return lambda workers, drawn: st.integers(least, most)
+    return lambda workers, drawn: range(least, most + 1)
 
 
-def codecs(workers: int, drawn: Settings) -> st.SearchStrategy[Any]:
-    return st.sampled_from([None, None, None, *CODECS])
+def codecs(workers: int, drawn: Settings) -> Sequence[Any]:
+    return [None, None, None, *CODECS]
 
 
-def per_node(workers: int, drawn: Settings) -> st.SearchStrategy[int]:
+def per_node(workers: int, drawn: Settings) -> Sequence[int]:
     """Nodes that make up all workers, several rather than one, and enough of them for a group."""
     group = drawn.get("group")
     least = group if isinstance(group, int) else 1
     fitting = [n for n in range(1, workers + 1) if workers % n == 0 and workers // n >= least]
-    return st.sampled_from([n for n in fitting if 1 < n < workers] * 2 + fitting)
+    return [n for n in fitting if 1 < n < workers] * 2 + fitting
 
 
 def a_tree(workers: int, seed: int) -> tuple[tuple[int, int], ...]:
@@ -52,12 +52,12 @@ def a_tree(workers: int, seed: int) -> tuple[tuple[int, int], ...]:
     return tuple((draw.randrange(rank), rank) for rank in range(1, workers))
 
 
-def graphs(workers: int, drawn: Settings) -> st.SearchStrategy[Any]:
-    return st.sampled_from(GRAPHS) | st.builds(lambda seed: a_tree(workers, seed), st.integers(0, 99))
+def graphs(workers: int, drawn: Settings) -> Sequence[Any]:
+    return [*GRAPHS, *(a_tree(workers, seed) for seed in range(len(GRAPHS)))]
 
 
 WAITS = one("first", "majority", "everyone", 1, 2, 3, 0.25, 0.5, 0.9)
-STALENESS: Choice = lambda workers, drawn: st.none() if drawn["sync"] == "barrier" else st.sampled_from([None, 1, 2, 5])  # noqa: E731
+STALENESS: Choice = lambda workers, drawn: [None] if drawn["sync"] == "barrier" else [None, 1, 2, 5]  # noqa: E731
 
 GRACE = one(0.0, 0.0, 0.05, 0.7, "auto", "auto")
 
@@ -75,7 +75,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "cap": whole(4, 8), "codec": codecs, "moments": MOMENTS,
     },
     "dasgd": {
-        "period": whole(1, 5), "delay": lambda workers, drawn: st.integers(0, drawn["period"] - 1),
+        "period": whole(1, 5), "delay": lambda workers, drawn: range(drawn["period"]),
         "xi": one(0.0, 0.25, 1.0), "merge": one("paper", "correct"), "codec": codecs, "moments": MOMENTS,
     },
     "eager": {
@@ -87,23 +87,23 @@ CHOICES: dict[str, dict[str, Choice]] = {
     "msync": {"m": one("75%", "2 workers", 1, 2, 3, 0.25, 0.5, 0.9, 1.0), "codec": codecs},
     "ringmaster": {"threshold": one("workers", None, 1, 2, 5), "per_node": per_node, "codec": codecs},
     "wagma": {
-        "group": lambda workers, drawn: st.none() | st.integers(1, workers), "tau": one(None, 1, 3, 10),
+        "group": lambda workers, drawn: [None] * workers + [*range(1, workers + 1)], "tau": one(None, 1, 3, 10),
         "wait": WAITS, "merge": one("paper", "correct"), "catch_up": one("current", "every_step"),
         "sync": one("barrier", "bounded"), "staleness": STALENESS, "late": one(0, 1), "grace": GRACE,
         "per_node": per_node, "codec": codecs, "moments": TOGETHER,
     },
     "self_clocked": {
         "period": whole(1, 3),
-        "group": lambda workers, drawn: st.sampled_from([None, "auto"]) | st.integers(1, workers),
-        "wait": lambda workers, drawn: st.just("auto") | WAITS(workers, drawn), "late": one(0, 1),
+        "group": lambda workers, drawn: [None, "auto"] * (workers // 2 + 1) + [*range(1, workers + 1)],
+        "wait": lambda workers, drawn: ["auto"] * 9 + [*WAITS(workers, drawn)], "late": one(0, 1),
         "pause": one(0.0, 0.5, 1.0, "auto"),
-        "draw": lambda workers, drawn: st.integers(0, 3) if drawn["group"] == 2 else st.sampled_from([0, "auto"]),
+        "draw": lambda workers, drawn: range(4) if drawn["group"] == 2 else [0, "auto"],
         "per_node": per_node, "codec": codecs, "squares": one(1, 4, "auto"), "moments": TOGETHER,
     },
     "nonblocking": {
         "micro": one("auto", 1, 2, 3, 8),
-        "over": lambda workers, drawn: st.sampled_from(["allreduce", "server", "matcha"]) | graphs(workers, drawn),
-        "stop": lambda workers, drawn: st.sampled_from(["first", "auto", 0.04, 0.3]) | st.integers(1, workers),
+        "over": lambda workers, drawn: ["allreduce", "server", "matcha"] * 5 + [*graphs(workers, drawn)],
+        "stop": lambda workers, drawn: ["first", "auto", 0.04, 0.3] * 2 + [*range(1, workers + 1)],
         "weighting": one("samples", "workers"), "at_least": whole(0, 3), "scale_lr": one(False, True),
         "budget": one(0.2, 0.5, 1.0), "codec": codecs,
     },
@@ -123,7 +123,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
     },
     "sparseloco": {
         "period": whole(1, 5), "decay": one(0.0, 0.5, 0.95, 1.0), "outer_lr": one(0.0, 0.65, 1.0),
-        "codec": lambda workers, drawn: st.sampled_from([None, *CODECS, *SPARSE]), "moments": MOMENTS,
+        "codec": lambda workers, drawn: [None, *CODECS, *SPARSE], "moments": MOMENTS,
     },
     "noloco": {
         "period": whole(1, 4), "outer_lr": one(0.0, 0.7, 1.0), "outer_momentum": one(0.0, 0.5), "pull": one(None, 0.3),
@@ -136,16 +136,21 @@ def settings_of(name: str) -> list[str]:
     return list(inspect.signature(ob.STRATEGIES[name].make).parameters)
 
 
-@st.composite
-def a_method(draw: st.DrawFn, name: str, workers: int) -> ob.Strategy:
-    """Method ``name``, its settings drawn one after the other; combinations that it refuses are drawn anew."""
+def drawn(name: str, workers: int, pick: Callable[[Sequence[Any]], Any]) -> ob.Strategy:
+    """Method ``name``, its settings picked one after the other. ``ValueError``: it refuses the combination."""
     assert name in CHOICES, f"nobody has said what {name}'s settings may be; add a line to CHOICES"
-    drawn: Settings = {}
+    picked: Settings = {}
     for setting in settings_of(name):
         assert setting in CHOICES[name], f"nobody has said what {name}'s {setting} may be; add it to CHOICES"
-        drawn[setting] = draw(CHOICES[name][setting](workers, drawn))
+        picked[setting] = pick(CHOICES[name][setting](workers, picked))
+    return ob.strategy(name, **picked)
+
+
+@st.composite
+def a_method(draw: st.DrawFn, name: str, workers: int) -> ob.Strategy:
+    """Any settings of method ``name``; combinations that it refuses are drawn anew."""
     try:
-        return ob.strategy(name, **drawn)
+        return drawn(name, workers, lambda options: draw(st.sampled_from(options)))
     except ValueError:
         reject()
 

@@ -61,16 +61,18 @@ def demo(
     workers: Annotated[str, typer.Option(metavar="N", help="Processes.")] = str(WORKERS),
     steps: Annotated[str, typer.Option(metavar="N", help="Batches for each worker, on average.")] = str(STEPS),
     seed: Seed = "0",
-    report: Annotated[Path, typer.Option("--report", metavar="DIR", help="Where the report goes.")] = Path("runs/demo"),
+    report: Annotated[Path, typer.Option("--report", metavar="DIR", help="The folder of the report.")] = Path(
+        "runs/demo"
+    ),
     json: Json = None,
     trace: TraceFile = None,
 ) -> None:
     """Train handwritten digits in 4 processes, some of them late: torch's own DDP, then the methods of five papers.
 
-    Last comes `self_clocked`, which puts their ideas together, and which `ob.attach` uses where no method is named.
-    Then one worker is slow in every step: not to wait for it is not enough, as the job ends with the last batch; where
-    work is shared, the others take its batches. All learn from the same number of samples. It takes about two minutes,
-    and ends with a table and an HTML report for each part. Ctrl-C ends it; what was done by then is shown.
+    Last comes `self_clocked`, which combines their ideas and is the default of `ob.attach`.
+    In a second part one worker is slow in every step. There the job ends with that worker's last batch, unless work
+    is shared and the others take its batches. All runs use the same number of samples. The demo takes about two
+    minutes, and ends with a table and an HTML report for each part. Ctrl-C ends it and shows the runs so far.
 
     `offbeat demo`
 

@@ -19,12 +19,12 @@ WIDE = 160  # columns, where nobody watches
 
 
 def inspect(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What attach was given as checkpoint=.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that attach has as checkpoint=.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
-    """Look through the checkpoints in a folder: of which step they are, of what run, and whether they are whole.
+    """List the checkpoints in a folder: step, run, and whether each is whole.
 
-    All of each is read and compared with its digest. The exit code is 1 if one is damaged, or if there is none.
+    It reads all of each and compares the digests. The exit code is 1 if one is damaged, or if there is none.
 
     `offbeat inspect checkpoints`
     """

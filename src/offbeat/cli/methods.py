@@ -19,10 +19,10 @@ from offbeat.strategies import METHODS, named
 
 
 def list_methods(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One method, in full.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The name of one method.")] = None,
     json: Json = None,
 ) -> None:
-    """The methods: what travels, when, to whom, and who is waited for. With a NAME: its whole card.
+    """List the methods: what travels, when, to whom, and who is waited for. With NAME: the card of one method.
 
     Examples: `offbeat list`, `offbeat list local_sgd`
     """
@@ -36,8 +36,8 @@ def list_methods(
         _write(json, list(METHODS) if name is None else [name])
 
 
-def cite(name: Annotated[str, typer.Argument(metavar="NAME", help="A method, as offbeat list names it.")]) -> None:
-    """The reference of a method, as BibTeX on stdout.
+def cite(name: Annotated[str, typer.Argument(metavar="NAME", help="The name of a method, see offbeat list.")]) -> None:
+    """Print the reference of a method as BibTeX.
 
     Example: `offbeat cite dasgd >> references.bib`
     """

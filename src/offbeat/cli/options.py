@@ -36,15 +36,18 @@ Steps = Annotated[
     str | None,
     typer.Option(
         metavar="N",
-        help=f"Of the job: N gradients for each worker, taken by whoever is free.  [default: {STEPS}]",
+        help=f"Steps of the job: N gradients for each worker on average, whoever takes them.  [default: {STEPS}]",
     ),
 ]
 FixedShares = Annotated[
-    bool, typer.Option("--fixed-shares", help="Each worker takes exactly N, so the slowest decides when the job ends.")
+    bool,
+    typer.Option("--fixed-shares", help="Each worker takes exactly N steps, so the slowest decides when the job ends."),
 ]
-Samples = Annotated[str | None, typer.Option(metavar="N", help="Instead of steps: gradients taken by all together.")]
+Samples = Annotated[
+    str | None, typer.Option(metavar="N", help="Instead of --steps: the number of gradients of all workers together.")
+]
 VirtualTime = Annotated[
-    str | None, typer.Option("--seconds", metavar="TIME", help="Instead of steps: virtual time, 60s.")
+    str | None, typer.Option("--seconds", metavar="TIME", help="Instead of --steps: virtual time, such as 60s.")
 ]
 TaskName = Annotated[
     str, typer.Option("--task", metavar="NAME", help="digits or regression; none simulates time alone.")
@@ -55,33 +58,36 @@ Delay = Annotated[
     typer.Option(
         metavar="PHRASE",
         help="Who is late: '2 ranks 320ms', 'rank 3 30ms', '10% 100ms', '50ms..400ms rotating', "
-        "'exponential 100ms', 'lognormal 100ms 0.5', 'pareto 100ms 1.8'; several joined by +.",
+        "'exponential 100ms', 'lognormal 100ms 0.5', 'pareto 100ms 1.8'; join several with +.",
     ),
 ]
 Compute = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="A step's computation: 100ms; spread, as --delay has it; as measured elsewhere, with a median of one's "
-        f"own or without, 'bytedance-se 300ms' (of {', '.join(delays.PROFILES)}); or by yourself: a file mine.csv with "
-        "the columns step, rank, seconds, or the folder of a run that --report kept.  [default: 100ms]",
+        help="A step's computation: 100ms; or random, as with --delay; or as others have measured it, with or without "
+        f"a median of yours, 'bytedance-se 300ms' (one of {', '.join(delays.PROFILES)}); or your own measurements: a "
+        "file mine.csv with the columns step, rank, seconds, or a folder of --report.  [default: 100ms]",
     ),
 ]
 LiveCompute = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="Sleep so long in each step, for a model larger than the task's: whatever simulate --compute takes.",
+        help="Sleep so long in each step, which stands for a larger model: the values of simulate --compute.",
     ),
 ]
-Bandwidth = Annotated[str | None, typer.Option(metavar="RATE", help="Of each worker's link.  [default: 10Gbps]")]
-Latency = Annotated[str | None, typer.Option(metavar="TIME", help="Of each message.  [default: 50us]")]
+Bandwidth = Annotated[
+    str | None, typer.Option(metavar="RATE", help="The bandwidth of each worker's link.  [default: 10Gbps]")
+]
+Latency = Annotated[str | None, typer.Option(metavar="TIME", help="The latency of each message.  [default: 50us]")]
 Algorithm = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Of all-reduce: ring or halving_doubling.  [default: ring]")
+    str | None,
+    typer.Option(metavar="NAME", help="The algorithm of all-reduce: ring or halving_doubling.  [default: ring]"),
 ]
 Hosts = Annotated[
     str | None,
-    typer.Option(metavar="N", help="That the workers are on, for methods that ask.  [default: each on its own]"),
+    typer.Option(metavar="N", help="How many hosts the workers are on.  [default: each on its own]"),
 ]
 Parameters = Annotated[
     str | None, typer.Option(metavar="N", help="Size of the model where --task is none: 25.6M.  [default: 1M]")
@@ -93,7 +99,7 @@ Faults = Annotated[
         help="Who dies when: 'rank 3 dies at 40s, back at 1min', '2 ranks die at 1min', 'mtbf 5min, back after 30s'.",
     ),
 ]
-Seed = Annotated[str, typer.Option(metavar="N", help="Of weights, delays and every random choice.")]
+Seed = Annotated[str, typer.Option(metavar="N", help="The seed of weights, delays and every random choice.")]
 CodecName = Annotated[
     str | None,
     typer.Option("--codec", metavar="NAME", help="What travels: none, bf16, fp16, int8, qsgd2 … qsgd16, topk64."),
@@ -101,18 +107,20 @@ CodecName = Annotated[
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of the method; may be repeated.")
 ]
-Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers to this file, too.")]
+Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the numbers to this file.")]
 ReportFolder = Annotated[
     Path | None,
     typer.Option("--report", metavar="DIR", help="Keep the run in this folder, with an HTML page about it."),
 ]
 SaveFolder = Annotated[
     Path | None,
-    typer.Option("--save", metavar="DIR", help="Keep what decided the run in this folder, for simulate --replay."),
+    typer.Option(
+        "--save", metavar="DIR", help="Keep the order of events of the run in this folder, for simulate --replay."
+    ),
 ]
 ReplayFolder = Annotated[
     Path | None,
-    typer.Option("--replay", metavar="DIR", help="Instead of a method: a run that train --save kept, once more."),
+    typer.Option("--replay", metavar="DIR", help="Instead of a method: repeat a run that train --save kept."),
 ]
 TraceFile = Annotated[
     Path | None, typer.Option("--trace", metavar="FILE", help="Write the timeline for Perfetto or chrome://tracing.")

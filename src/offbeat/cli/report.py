@@ -20,9 +20,9 @@ def report(
     ] = None,
     trace: TraceFile = None,
 ) -> None:
-    """Look at a run: the table, which worker is slow, and an HTML page with its timeline.
+    """Show a run: the table, which worker is slow, and an HTML page with its timeline.
 
-    The page is one file that needs no network. What is missing or damaged in the folder is said, the rest is shown.
+    The page is one file that needs no network. It says what is missing or damaged in the folder, and shows the rest.
 
     `offbeat report runs/demo`
 

@@ -34,26 +34,29 @@ TABLE, RESULTS, CURVES, COMMAND_FILE = "table.md", "results.json", "curves.json"
 
 def reproduce(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="An experiment; without one, they are listed.")
+        str | None, typer.Argument(metavar="NAME", help="The name of an experiment; without it all are listed.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="The small version: a minute or two, and no result.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="The small version, in a minute or two; its figures are no result.")
+    ] = False,
     data: Annotated[
-        Path | None, typer.Option("--data", metavar="DIR", help=f"Where data lie that do not come along.  [or {DATA}]")
+        Path | None,
+        typer.Option("--data", metavar="DIR", help=f"The folder of data that are not in the package.  [or {DATA}]"),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Where the results go.  [default: runs/NAME]")
+        Path | None, typer.Option("--out", metavar="DIR", help="The folder of the results.  [default: runs/NAME]")
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option(metavar="N", help="How many seeds the figures are of.  [default: the experiment's]")
+        str | None, typer.Option(metavar="N", help="The number of seeds.  [default: the experiment's]")
     ] = None,
     length: Annotated[
         str | None, typer.Option(metavar="N", help="Steps of each worker.  [default: the experiment's]")
     ] = None,
 ) -> None:
-    """Try a paper's claim: its experiment in virtual time with real gradients, its rivals and ours equally tuned.
+    """Reproduce a paper's experiment, in virtual time with real gradients: its rivals and ours, tuned alike.
 
-    The table says what the paper claims, what was scaled or injected here, what came out, and whether that is enough.
-    A folder keeps it, with all figures, the losses as a page, and the command.
+    The table has the paper's claim, what was scaled or injected here, the result, and whether it meets the claim.
+    A folder keeps the table, all figures, the losses as a page, and the command.
 
     `offbeat reproduce`
 

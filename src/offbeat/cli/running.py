@@ -46,10 +46,10 @@ def simulate(
     replay: ReplayFolder = None,
     files: Files,
 ) -> None:
-    """Run a method in virtual time, with any number of workers (8, if you do not say).
+    """Run a method in virtual time, with any number of workers (8 by default).
 
     The gradients are real, the clock is not: 1,024 workers fit into this process. With `--task none` only time
-    is simulated, for a model of any size. Without a method it is `self_clocked`, as in `ob.attach`.
+    is simulated, for a model of any size. The default method is `self_clocked`.
 
     `offbeat simulate --delay "1 rank 300ms"`
 
@@ -57,7 +57,7 @@ def simulate(
 
     `offbeat simulate dasgd --set delay=2 --task none --parameters 25.6M --bandwidth 1Gbps`
 
-    `offbeat simulate --replay DIR` runs once more what `offbeat train --save DIR` kept, in the order of its events.
+    `offbeat simulate --replay DIR` repeats a run that `offbeat train --save DIR` kept, in the order of its events.
     """
     files.check()
     if replay is not None:
@@ -70,10 +70,10 @@ def simulate(
 def train(
     *, method: MethodName = None, ask: LiveOptions, tuning: Tuning, save: SaveFolder = None, files: Files
 ) -> None:
-    """Train with real processes: N of this machine (4, if you do not say), or as a member of a bigger job.
+    """Train with real processes: N of this machine (4 by default), or as a member of a larger job.
 
-    The processes are started by torchrun's own machinery. Where torchrun, or anything that sets RANK and WORLD_SIZE,
-    has already started this command, it takes part in that job instead, and rank 0 shows the table. Without a
+    Torchrun's own code starts the processes. If torchrun, or another launcher that sets RANK and WORLD_SIZE,
+    has already started this command, it takes part in that job, and rank 0 shows the table. Without a
     method it is `self_clocked`, as in `ob.attach`.
 
     `offbeat train local_sgd --workers 4 --delay "1 rank 100ms"`
@@ -90,16 +90,18 @@ def compare(
     *,
     methods: Annotated[
         list[str] | None,
-        typer.Argument(metavar="METHOD", help=f"Names, with settings or without.  [default: {' '.join(USUAL)}]"),
+        typer.Argument(
+            metavar="METHOD", help=f"Names of methods, with settings or without.  [default: {' '.join(USUAL)}]"
+        ),
     ] = None,
     live: Annotated[bool, typer.Option("--live/--simulated", help="With real processes, or in virtual time.")] = False,
     ask: SimulatedOptions,
     files: Files,
 ) -> None:
-    """Run several methods with the same seed and the same delays, side by side; the first is what counts as 1×.
+    """Run several methods with the same seed and the same delays. The speed-up is over the first.
 
-    In virtual time with 8 workers, or `--live` with 4 processes, if you do not say. Live, --compute is slept on
-    top of the real computation, and is nothing unless given.
+    In virtual time with 8 workers by default, or `--live` with 4 processes. Live, --compute is a sleep in addition
+    to the real computation, by default none.
 
     `offbeat compare --delay "2 ranks 320ms"`
 

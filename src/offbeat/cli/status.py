@@ -45,16 +45,16 @@ def show_status(
         str | None, typer.Option(metavar="N", help="One of several jobs: its number, or the pid of its host process.")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Show it once, also in a terminal.")] = False,
-    every: Annotated[str, typer.Option(metavar="TIME", help="How often the screen is made anew.")] = "500ms",
+    every: Annotated[str, typer.Option(metavar="TIME", help="How often the screen refreshes.")] = "500ms",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
     stack: Annotated[
         str | None, typer.Option(metavar="RANK", help="The Python stacks of this worker, also of one that hangs.")
     ] = None,
-    stacks: Annotated[bool, typer.Option("--stacks", help="Those of all workers of this host.")] = False,
+    stacks: Annotated[bool, typer.Option("--stacks", help="The Python stacks of all workers of this host.")] = False,
 ) -> None:
-    """What your jobs on this host are doing: each worker, who is late and who waits, rounds, memory, other hosts.
+    """Show the jobs on this host: each worker, who is late and who waits, rounds, memory, other hosts.
 
-    Live in a terminal, until Ctrl-C; once where nobody watches. It asks the host process, which asks no worker: so it
+    In a terminal the screen refreshes until Ctrl-C. The answers come from the host process, which asks no worker: so it
     also works while workers hang, and it delays nobody. Stacks come from the workers themselves, by a signal (SIGURG).
 
     `offbeat status`

@@ -88,13 +88,16 @@ class Faults:
             if kind == "rank":
                 dying = [who] if who in living else []
             elif kind == "ranks":
-                if who > len(living):
+                if who > len(living) and not spares_the_last:
                     raise ValueError(f"{who} ranks cannot die where {len(living)} are left; use 0 to {len(living)}")
-                dying = [living[place] for place in draw.sample(len(living), who, seed, _DRAWN, number)]
+                count = min(who, len(living))  # some may have died at a drawn moment
+                dying = [living[place] for place in draw.sample(len(living), count, seed, _DRAWN, number)]
             else:
                 drawn = next(draws)
                 dying = [living[draw.below(len(living), seed, _DRAWN, 2, drawn)]]
-                if len(living) > 2 or any(one.kind == "back" for one in due) or absent_s is not None:
+                # Nobody else can die where the last one is left, and nobody is to come back.
+                others = len(living) > 2 or any(one.kind == "back" for one in due)
+                if others or (absent_s is not None and len(living) > 1):
                     next_s = at_s + self._until_next_s(seed, drawn + 1)
                     heapq.heappush(due, _Due(next_s, next(numbers), "mtbf", Death(1, 0.0, absent_s)))
             for rank in dying:

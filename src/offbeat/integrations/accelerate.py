@@ -51,7 +51,7 @@ def prepare(
     if not isinstance(model, nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             "prepare takes (accelerator, model, optimizer, …, method=…), but after the accelerator came "
-            f"({type(model).__name__}, {type(optimizer).__name__})"
+            f"({type(model).__name__}, {type(optimizer).__name__}); give the model first, then the optimizer"
         )
     if misplaced := [one for one in others if isinstance(one, Method)]:
         raise TypeError(f"{misplaced[0]} came among what is to be prepared; say method={misplaced[0]}")
@@ -124,5 +124,8 @@ def attached(optimizer: Any) -> Attached:
     """The attached optimiser inside a prepared one: for ``average()``, ``finish()``, ``summary()`` and ``with``."""
     found = getattr(optimizer, "optimizer", optimizer)
     if not isinstance(found, Attached):
-        raise TypeError(f"{type(optimizer).__name__} was not made by offbeat.integrations.accelerate.prepare")
+        raise TypeError(
+            f"{type(optimizer).__name__} was not made by offbeat.integrations.accelerate.prepare; "
+            "give what prepare returned"
+        )
     return found

@@ -44,7 +44,7 @@ class Recording:
         """(rank, from, to) of every worker that was done before the last one was."""
         end_s, dead = (
             max(self.finished_s, default=0.0),
-            {rank for rank, _, back_s in self.record.absences if back_s is None},
+            {one.rank for one in self.record.absences if one.back_s is None},
         )
         return [(r, done_s, end_s) for r, done_s in enumerate(self.finished_s) if done_s < end_s and r not in dead]
 
@@ -52,7 +52,7 @@ class Recording:
     def absent(self) -> list[tuple[int, float, float]]:
         """(rank, from, to) of every worker that had died."""
         end_s = max(self.finished_s, default=0.0)
-        return [(r, died_s, end_s if back_s is None else back_s) for r, died_s, back_s in self.record.absences]
+        return [(o.rank, o.died_s, end_s if o.back_s is None else o.back_s) for o in self.record.absences]
 
 
 @dataclass(frozen=True)

@@ -130,11 +130,11 @@ class Leftover:
 
 
 class Supply:
-    """A worker's batches in order: it runs on where it stopped, whatever the rounds do."""
+    """A worker's batches in order, from the ``first`` on: it runs on where it stopped, whatever the rounds do."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
         self._waiting: list[Leftover] = []
-        self._added = 0
+        self._added = first  # the number of the next one
 
     def add(self, rows: int, costs: Sequence[float] | None = None) -> None:
         """Put a batch behind what is waiting."""

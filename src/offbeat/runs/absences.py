@@ -11,11 +11,14 @@ MOST_TOLD = 4
 
 
 class Absence(NamedTuple):
-    """``back_s``: when it was a member again; None: it never was."""
+    """``back_s``: when it was a member again; None: it never was. ``lost``: the step of its own that was lost with it,
+    as it had handed nothing of it in; None: there was none.
+    """
 
     rank: int
     died_s: float
     back_s: float | None = None
+    lost: int | None = None
 
 
 def told(absences: Sequence[Absence], workers: int, seconds: float) -> list[str]:
@@ -35,4 +38,6 @@ def told(absences: Sequence[Absence], workers: int, seconds: float) -> list[str]
         said = [f"workers died {len(absences)} times, and came back {back} times"]
         said += [f"{format_ranks(never)} never"] if never and back else []
     text = ", ".join(said)
+    if steps := sum(one.lost is not None for one in absences):
+        text += "; a step that was under way is lost" if steps == 1 else f"; {steps} steps under way are lost"
     return [f"{text[0].upper()}{text[1:]}; of the workers' time {1 - away_s / (workers * seconds):.1%} was left."]

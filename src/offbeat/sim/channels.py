@@ -39,7 +39,14 @@ class Chair:
     channel: Channel
     wanted: int = 0  # results that must be there before `wake` is called
     wake: Callable[[], None] | None = None
+    ahead: int = 0  # batches that the worker has begun before, and of which its steps know nothing
+    is_unheard: bool = False  # what it hands in lies before the seat, until the round before is over
     waits_since: dict[int, float] = field(default_factory=dict)  # round → since when it is waited for
+
+    @property
+    def lost(self) -> list[int]:
+        """The batches whose gradients were dropped."""
+        return [step + self.ahead for step in self.seat.lost]
 
 
 class SimulatedChannel:
@@ -91,6 +98,7 @@ class SimulatedChannel:
         seat = chair.seat
 
         def deposit() -> None:
+            chair.is_unheard = False
             self._tell(rank, seat.offer(x, step))
             self._when(chair, seat.needs, take)
 
@@ -99,6 +107,7 @@ class SimulatedChannel:
             self._tell(rank, seat.began())
             answer(taken)
 
+        chair.is_unheard = True
         self._when(chair, seat.needs_first, deposit)
 
     def through(self, rank: int, step: int, answer: Callable[[bool], None]) -> None:
@@ -144,18 +153,21 @@ class SimulatedChannel:
         if twin_of not in self.chairs or self._flushing or self.chairs[twin_of].seat.takes_each:
             return False
         if rank in self.chairs:
-            has_counted = self.chairs[rank].seat.has_counted or self.channel.rules.pool is not None
+            dead = self.chairs[rank]
+            has_counted = not dead.is_unheard and (dead.seat.has_counted or self.channel.rules.pool is not None)
             return has_counted and self._is_quiet(rank) and self._is_quiet(twin_of)
         return self._is_quiet(twin_of)
 
-    def revive(self, rank: int, twin_of: int) -> None:
+    def revive(self, rank: int, twin_of: int, ahead: int) -> None:
         """It has the place of the other one by now, and stands until it opens it."""
         self._dead.discard(rank)
         self._returning.add(rank)
         if rank in self.chairs:
-            self._lost_before += [(rank, step) for step in self.chairs[rank].seat.lost]
+            self._lost_before += [(rank, step) for step in self.chairs[rank].lost]
         member = self.chairs[twin_of]
-        self.chairs[rank] = Chair(member.me, member.seat.twin(rank), replace(member.channel, lost=None))
+        self.chairs[rank] = Chair(
+            member.me, member.seat.twin(rank), replace(member.channel, lost=None), ahead=member.ahead + ahead
+        )
         self.referee.returning(rank, twin_of)
 
     def rest(self, rank: int, x: Vec | None, answer: Callable[[Got | None], None]) -> None:
@@ -301,7 +313,7 @@ class SimulatedChannel:
     @property
     def lost(self) -> list[tuple[int, int]]:
         """(rank, step) of every gradient that was dropped; a node's are said of all its ranks, data or not."""
-        lost = [(node, step) for node, chair in self.chairs.items() for step in chair.seat.lost] + self._lost_before
+        lost = [(node, step) for node, chair in self.chairs.items() for step in chair.lost] + self._lost_before
         return sorted(self.nodes.spread_all(lost))
 
     def who_waits(self) -> dict[int, str]:

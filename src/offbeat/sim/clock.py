@@ -105,8 +105,8 @@ class Decides(Protocol):
         """Whether a dead one can be a worker again now, as the twin of another one that is between two steps."""
         ...
 
-    def revive(self, rank: int, twin_of: int) -> None:
-        """It is one."""
+    def revive(self, rank: int, twin_of: int, ahead: int) -> None:
+        """It is one. ``ahead``: so many more batches it has begun than the other one."""
         ...
 
 
@@ -150,9 +150,9 @@ class Clock:
     def can_revive(self, rank: int, twin_of: int) -> bool:
         return all(part.can_revive(rank, twin_of) for part in self._made)
 
-    def revive(self, rank: int, twin_of: int) -> None:
+    def revive(self, rank: int, twin_of: int, ahead: int) -> None:
         for part in self._made:
-            part.revive(rank, twin_of)
+            part.revive(rank, twin_of, ahead)
 
     def stands(self, rank: int, step: int, go_on: Callable[[], None]) -> bool:
         return False

@@ -105,7 +105,7 @@ class Shared:
     def can_revive(self, rank: int, twin_of: int) -> bool:
         return twin_of not in self._waiting
 
-    def revive(self, rank: int, twin_of: int) -> None:
+    def revive(self, rank: int, twin_of: int, ahead: int) -> None:
         """Its weights are those of the other one by now."""
         self._dead.discard(rank)
         self._noted.pop(rank, None)

@@ -74,9 +74,9 @@ class Streams:
     def can_revive(self, rank: int, twin_of: int) -> bool:
         return True
 
-    def revive(self, rank: int, twin_of: int) -> None:
+    def revive(self, rank: int, twin_of: int, ahead: int) -> None:
         """It begins with a batch of its own; what was left of the dead one's nobody has."""
-        self._supplies[rank] = Supply()
+        self._supplies[rank] = Supply(self._fetched[rank])
         self._rope.one_more(self._rang.get(twin_of, -1))
 
     def _go_on(self, rank: int, part: _Part) -> None:

@@ -37,15 +37,18 @@ class Worker:
 
     __slots__ = (
         "asked_s",
+        "away_s",
         "coroutine",
         "counts_in",
         "done",
         "ended",
         "finished_s",
+        "handed_in_s",
         "idle",
         "in_flight",
         "is_dead",
         "known",
+        "lost",
         "me",
         "missed",
         "rank",
@@ -66,6 +69,9 @@ class Worker:
         self.idle = self.done = self.ended = self.is_dead = False
         self.finished_s = self.asked_s = 0.0
         self.spent_s = 0.0  # of its own, since its method asked last
+        self.handed_in_s = 0.0  # when what came of the step it is in is others', inf: not yet
+        self.lost: int | None = None  # the step that died with it
+        self.away_s: float | None = None  # since when the one before it has been dead, until this one is there
         self.waits = ""
 
 

@@ -154,7 +154,7 @@ class World:
     @property
     def absences(self) -> tuple[Absence, ...]:
         """In the order of the deaths."""
-        gone = [Absence(one.rank, one.finished_s) for one in self.workers if one.is_dead]
+        gone = [Absence(one.rank, one.finished_s, lost=one.lost) for one in self.workers if one.is_dead]
         return tuple(sorted([*self._returned, *gone], key=lambda one: (one.died_s, one.rank)))
 
     def every(self, seconds: float, look: Callable[[float], None]) -> None:
@@ -193,11 +193,12 @@ class World:
             return
         worker.coroutine.close()
         worker.ended = worker.is_dead = True
+        is_on_its_way = worker.away_s is not None
         worker.waits = ""
         self._retired(rank)
         if not worker.done:
-            worker.done = worker.idle = True
-            worker.finished_s = self.env.now
+            worker.done = True
+            worker.finished_s = self.env.now if worker.away_s is None else worker.away_s
             self._done += 1
             for among, crowd in self._crowds.items():
                 if among is None or rank in among:
@@ -208,6 +209,8 @@ class World:
                 self._wake_idlers(crowd)
         self.exchanges.died(rank)
         self._decides.died(rank)
+        if not worker.idle and not is_on_its_way and worker.handed_in_s > self.env.now:
+            worker.lost = worker.taken - 1
 
     @staticmethod
     def _counts_in(worker: Worker, crowd: Crowd) -> None:
@@ -241,20 +244,22 @@ class World:
         assert self._twin is not None
         dead = self.workers[rank]
         self.exchanges.revive(rank, member.seq)
-        self._decides.revive(rank, member.rank)
+        self._decides.revive(rank, member.rank, max(0, dead.taken - member.taken))
         me, seconds = self._twin(rank, member.rank)
         worker = self.workers[rank] = Worker(me, self._body(me))
         worker.seq = member.seq - len(member.in_flight)
         worker.known.extend(one.known() for one in member.in_flight)
         worker.taken = max(dead.taken, member.taken)
         worker.missed = dead.missed + worker.taken - dead.taken
+        worker.away_s, worker.lost = dead.finished_s, dead.lost
         self._done -= 1
         for crowd in dead.counts_in:
             crowd.done -= 1
 
         def is_there(_: object) -> None:
             if not worker.is_dead:
-                self._returned.append(Absence(rank, dead.finished_s, self.env.now))
+                worker.away_s = worker.lost = None
+                self._returned.append(Absence(rank, dead.finished_s, self.env.now, dead.lost))
                 self._resume(worker, None)
 
         self.env.timeout(seconds).callbacks.append(is_there)
@@ -300,6 +305,7 @@ class World:
                 self._hand_over(worker)
             if self._more(worker.rank, worker.taken, self.env.now):
                 worker.taken += 1
+                worker.handed_in_s = math.inf
                 if effect.t > crowd.reached:
                     crowd.reached = effect.t
                     self._wake_idlers(crowd)
@@ -367,7 +373,7 @@ class World:
         worker.seq += 1
         now, rank = self.env.now, worker.rank
         delay, compute = (0.0, 0.0) if worker.idle else self._busy(worker)
-        worker.asked_s = now + delay + compute
+        worker.asked_s = worker.handed_in_s = now + delay + compute
         worker.waits = f"at step {worker.me.t} for the gradients of {{}}"
         gradient = None if worker.idle else (lambda: self._work.gradient(rank))
         pending = self.exchanges.gradient(worker.me, seq, effect, now + delay, compute, gradient)
@@ -399,6 +405,7 @@ class World:
     def _post(self, worker: Worker, effect: Mix, begun: bool) -> Pending:
         seq = worker.seq
         worker.seq += 1
+        worker.handed_in_s = self.env.now
         if worker.known:
             return worker.known.popleft()
         return self.exchanges.mix(worker.me, seq, effect, begun)
@@ -453,6 +460,8 @@ class World:
     def _offer(self, worker: Worker, effect: Offer) -> object:
         worker.asked_s = self.env.now
         step = worker.taken - 1
+        if not effect.channel.beside:
+            worker.handed_in_s = self.env.now
 
         def answer(got: object) -> object:
             self._waited(worker, step)
@@ -472,6 +481,7 @@ class World:
         return self._answered(worker, lambda go: self._partial(effect.channel).rest(worker.rank, effect.x, go))
 
     def _add(self, worker: Worker, effect: Add) -> object:
+        worker.handed_in_s = self.env.now
         return self._answered(worker, lambda go: self.shared.add(worker.rank, effect.delta, go))
 
     def _retire(self, worker: Worker, effect: Retire) -> object:

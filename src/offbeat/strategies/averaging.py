@@ -16,7 +16,10 @@ from offbeat.method import (
     Ticket,
     Vec,
     nothing_lost,
+    pack,
+    scalar,
     topology,
+    unpack,
 )
 
 
@@ -41,14 +44,19 @@ class Averager:
     def _is_displaced(self) -> bool:
         return getattr(self._me.memory, "anchor", None) is not None
 
-    async def __call__(self, W: Mixing, weight: float = 1.0) -> Vec:
+    async def __call__(self, W: Mixing, weight: float | None = None) -> Vec:
         """The mean; ``weight`` is how often I count in it, 1 on average."""
         if self._moved is None:
-            return await Mix(self._me.model if weight == 1.0 else self._me.model * weight, W)
+            if weight is None:
+                return await Mix(self._me.model, W)
+            # The weights travel, too: somebody may have died since they were 1 on average.
+            share = scalar(weight, self._me.x)
+            total, weights = unpack(await Mix(pack(self._me.model * weight, share), W), self._me.model, share)
+            return total / weights
         mem = self._me.memory
         anchor: Vec = mem.anchor
         moved = self._moved.copy_(self._me.model).add_(anchor, alpha=-1.0)
-        if weight != 1.0:
+        if weight is not None:
             moved.mul_(weight)
         anchor.add_(await Mix(moved, W, self._codec, mem.lost))
         return anchor

@@ -36,29 +36,34 @@ def steps_and_pace(period: int | Literal["speed"], pace: Pace | None, usual: int
 
 @dataclass(frozen=True)
 class Came:
-    """Who came to an average: of each worker its steps since the last one, their seconds, and whether it has data."""
+    """Who came to an average: of each worker its steps since the last one, their seconds, and whether it has data.
+    ``count``: how many came; of those who died before, nothing is known.
+    """
 
     steps: tuple[int, ...]
     seconds: tuple[float, ...]
     has_data: tuple[bool, ...]
+    count: int
 
     @classmethod
     async def heard(cls, me: Replica, steps: int, has_data: bool) -> Came:
         """What all say of themselves; all hear the same. Never a phantom: it decides in simulations of time alone."""
-        P, own = me.size, (float(steps), await Spent(), float(has_data))
+        P, own = me.size, (float(steps), await Spent(), 2.0 if has_data else 1.0)
         line = torch.zeros(3, P, dtype=torch.float64)
         line[:, me.rank] = torch.tensor(own, dtype=torch.float64)
         mean = await Mix(Vec((line.reshape(-1),)), topology.everyone(P)(0))
-        values = [P * value for value in mean.tolist()]
+        count = sum(value > 0 for value in mean.tolist()[2 * P :])
+        values = [count * value for value in mean.tolist()]
         return cls(
             tuple(round(value) for value in values[:P]),  # a mean of P, times P, may round
             tuple(values[P : 2 * P]),
-            tuple(value > 0.5 for value in values[2 * P :]),
+            tuple(value > 1.5 for value in values[2 * P :]),
+            count,
         )
 
     def weight(self, rank: int) -> float:
-        """How often a worker counts in the mean of all: by its steps, and 1 on average."""
-        return self.steps[rank] * len(self.steps) / sum(self.steps)
+        """How often a worker counts in the mean of those who came: by its steps, and 1 on average."""
+        return self.steps[rank] * self.count / sum(self.steps)
 
 
 async def by_speed(me: Replica, period: int, average: Callable[[float], Awaitable[None]]) -> None:
@@ -83,7 +88,7 @@ async def by_speed(me: Replica, period: int, average: Callable[[float], Awaitabl
         g = await Grad()
         me.step(g)
         mem.taken += g is not None
-        if mem.taken == mem.plan[me.rank]:
+        if mem.taken >= mem.plan[me.rank]:  # more, where it goes on for one of another speed
             await meet(has_data=True)
     while await meet(has_data=False):
         pass

@@ -60,8 +60,8 @@ def msync(m: str | int | float | Wait = "75%", codec: Codec | str | None = None)
 
         def update(results: list[Got]) -> None:
             for got in results:
-                if count := len(got.contributors):  # sums come divided by P
-                    me.step(got.value if count == P else got.value * (P / count))
+                if count := len(got.contributors):  # sums come divided by all there were
+                    me.step(got.value if count == got.count else got.value * (got.count / count))
 
         partial = Channel("msync", topology.everyone(P), how.among(P), update, me.sends(codec))
         await Open(partial, None)

@@ -149,7 +149,8 @@ def nonblocking(
 
         async def hear() -> None:
             if news.sent is not None:
-                tally = Tally.read(await news.finish(), P, P)
+                mixed = await news.finish()
+                tally = Tally.read(mixed, P, averaged(mixed, P))
                 count([0 if rank == me.rank else k for rank, k in enumerate(tally.samples)])
                 learn(tally)
 
@@ -223,20 +224,21 @@ def schedule(over: str | tuple[Edge, ...], me: Replica, budget: float) -> Callab
 
 @dataclass(frozen=True)
 class Tally:
-    """Who did how much in a round: of each worker the share of its batch, its samples, and its time."""
+    """Who did how much in a round: of each worker the share of its batch, its samples, and its time (-1: none)."""
 
     shares: tuple[float, ...]
     samples: tuple[int, ...]
     seconds: tuple[float, ...]
+    count: int = 1  # of so many workers
 
     @classmethod
     def of(cls, me: Replica, done: Done | None) -> Tally:
         """One's own entries; the sum of all workers' is the tally."""
         before, after = (0,) * me.rank, (0,) * (me.size - me.rank - 1)
         if done is None:
-            return cls((0.0,) * me.size, (0,) * me.size, (0.0,) * me.size)
+            return cls((0.0,) * me.size, (0,) * me.size, (*before, -1.0, *after))
         share = done.pieces / done.of if done.of else 0.0
-        return cls((*before, share, *after), (*before, done.samples, *after), (*before, done.whole_s or 0.0, *after))
+        return cls((*before, share, *after), (*before, done.samples, *after), (*before, done.whole_s or -1.0, *after))
 
     def line(self, *more: float) -> Vec:
         """As a vector to be mixed. Never a phantom: what it decides is decided in a simulation of time alone, too."""
@@ -244,15 +246,15 @@ class Tally:
 
     @staticmethod
     def read(line: Vec, P: int, times: int = 1) -> Tally:
-        """Of ``P`` workers, from a mixed vector: ``times`` its numbers."""
+        """Of ``P`` workers, from a mixed vector: ``times`` its numbers, which is how many it is the mean of."""
         values = [times * value for value in line.tolist()]
         shares = tuple(round(value, 9) for value in values[:P])  # a mean of P, times P, may round
-        return Tally(shares, tuple(round(value) for value in values[P : 2 * P]), tuple(values[2 * P : 3 * P]))
+        return Tally(shares, tuple(round(value) for value in values[P : 2 * P]), tuple(values[2 * P : 3 * P]), times)
 
     @property
     def share(self) -> float:
-        """Of all workers' batches."""
-        return sum(self.shares) / len(self.shares)
+        """Of the batches of all who came."""
+        return sum(self.shares) / self.count
 
     @property
     def whole_s(self) -> list[float]:
@@ -282,7 +284,12 @@ async def _sum(
         A, line = await Mix(acc, W, codec), await Mix(facts, W)
     weights, *counts = line.tolist()[3 * P :]
     A.used = tuple(count > 0 for count in counts) or None
-    return A * float(P), P * weights, Tally.read(line, P, P)
+    return A * float(P), P * weights, Tally.read(line, P, P if to_server else averaged(line, P))
+
+
+def averaged(mean: Vec, P: int) -> int:
+    """How many tallies a mean is of: fewer than ``P`` where some have died, who say nothing of their time."""
+    return sum(value != 0 for value in mean.tolist()[2 * P : 3 * P])
 
 
 def _uses(me: Replica, acc: Vec, weight: float) -> list[bool]:

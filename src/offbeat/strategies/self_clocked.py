@@ -58,7 +58,7 @@ PAPER = Paper(
     venue="Offbeat",
     axes=Axes(
         what="weights",
-        when="whenever the last exchange is through",
+        when="whenever the last exchange is complete",
         whom="pairs or groups of those who have handed in, or everyone",
         wait="a quorum",
         late="at the next exchange",
@@ -97,40 +97,42 @@ def self_clocked(
     squares: int | Literal["auto"] = "auto",
     moments: int | None = None,
 ) -> Body:
-    """Compute; whenever the last exchange is through, hand in what was learned since, and take what came of the others.
+    """Compute on; whenever the last exchange is complete, hand in the steps since, and take the average with others.
 
-    Each worker trains with its own optimiser and its own moments. After a step it looks whether the round that it
-    handed in for is over. If so, it hands in how far it has moved since, takes the newest mean of its group, with its
-    own movement on top, and goes on; if not, it goes on computing. So the period is not a setting: it is how long an
-    exchange takes, on a quick network every step, on a thin one every tenth, and it follows the network as it
-    changes. A slow worker hands in as often as its own exchanges end, with fewer steps in each.
+    Each worker trains with its own optimiser and its own moments. After a step it checks whether the round that it
+    handed in for is over. If so, it hands in how far it has moved since, takes the newest mean of its group, adds its
+    own movement, and goes on. If not, it computes on. So the period is the time of an exchange: one step on a quick
+    network, ten on a thin one, and it follows the network as that changes. A slow worker hands in as often as its own
+    exchanges end, with fewer steps in each.
 
     ``period``: the fewest steps between two exchanges. ``group``: how many average in a round, of those who have handed
     in, each with others that it has not met lately (``None``: everyone, the absent with what they handed in last).
-    ``wait``: a round starts when so many have handed in; ``"first"``, ``"3 workers"``, ``"50%"`` or a fraction, which
-    nobody waits for: they compute on. ``pause``: after an exchange during which n steps were taken, ``pause`` times n
-    more are taken before the next one, so that with 1 about half of the network's time is used. ``draw=2``: where
-    exchanges are so quick that whoever hands in finds nobody else there, it averages with one who computes, and then
+    ``wait``: a round starts when so many have handed in; ``"first"``, ``"3 workers"``, ``"50%"`` or a fraction.
+    Meanwhile the others compute on. ``pause``: after an exchange during which n steps were taken, ``pause`` times n
+    more are taken before the next one, so that with 1 about half of the network's time is used. ``draw=2``: if
+    exchanges are so quick that a worker finds nobody else there, it averages with one that computes, and then
     with another; up to four times the bytes, and more is learned from each sample. ``late=0``: wait for the round
     instead of computing on. ``per_node=8``: eight consecutive ranks average their gradients in step and count as one
-    worker outside; the ``codec`` is for what travels between nodes, and what it loses is given to the next round. Where
-    workers are on several hosts it is ``int8``: a quarter of the bytes, so that four exchanges end in the time of one,
-    for two more copies of the weights; on one host, where bytes cost less than coding them, there is none.
-    ``squares=4``: where the optimiser is Adam, it divides by the squares that the mean of four workers' gradients would
+    worker outside. ``codec``: of messages between nodes; the next round gets what it loses. If workers are on several
+    hosts it is ``int8``: a quarter of the bytes, so that four exchanges end in the time of one, for two more copies
+    of the weights. On one host, where bytes cost less than coding them, there is none.
+    ``squares=4``: if the optimiser is Adam, it divides by the squares that the mean of four workers' gradients would
     have, m² + (v − m²)/4, not by its own, which hold four times the noise; all workers together then learn as fast as
-    with Adam on the mean. ``"auto"`` is what suits the number of workers: up to 4 of them, and up to 16 on one host,
-    ``group=None, pause=0, wait=0.5``, all together as soon as half have handed in; else ``group=2, pause=1,
-    wait=0.125``, and up to 16 of them ``draw=2`` where there is a codec, whose savings pay for it, else 0; and as many
-    ``squares`` as workers, up to 16.
-    ``moments=10``: at every tenth hand-in what the optimiser remembers, such as Adam's moments, is averaged, too, in a
-    round of all workers, which is waited for; what the absent handed in last answers for them. Else each keeps its own.
+    with Adam on the mean. ``moments=10``: at every tenth hand-in the optimiser's state, such as Adam's moments, is
+    averaged too, in a round of all workers, for which all wait; the last values of the absent answer for them. By
+    default each keeps its own.
+
+    ``"auto"`` suits the number of workers. Up to 4 of them, and up to 16 on one host, use ``group=None, pause=0,
+    wait=0.5``: all together as soon as half have handed in. Otherwise it is ``group=2, pause=1, wait=0.125``, for up to
+    16 of them with ``draw=2`` where there is a codec, whose savings pay for it. ``squares`` is the number of workers,
+    up to 16.
 
     *When it helps*: nobody knows beforehand who will be late, or how long a message takes.
     *When it hurts*: where all workers are alike and the network is quick, ``allreduce`` learns more from each sample:
     at equal samples the loss of a Transformer was up to 1.7 % higher with 16 workers, 5 % in pairs that do not draw, as
     more than 16 meet; these were not measured (docs/study.md). Up to 4 workers send more there than it does. A GPT
-    with AdamW that stands on a plateau first is held there longer by news that is old: at equal samples 8 % above
-    where a message takes half a step, 10 % with 16 workers of two rows each (4 with free messages: 0.5 % below).
+    with AdamW that begins on a plateau stays there longer with old results: at equal samples 8 % above
+    where an exchange takes half a step, 10 % with 16 workers of two rows each (4 with free messages: 0.5 % below).
     *Suggested settings*: the defaults.
 
     Example: ``ob.self_clocked(group=4)``

@@ -19,7 +19,7 @@ from unittest import mock
 import pytest
 import torch
 
-from tests.support import forge
+from tests.support import fitting, forge
 from tests.support.forge import Job
 from tests.support.long import long
 
@@ -37,8 +37,10 @@ def scripts(page: str) -> dict[str, str]:
 PAGES = {
     "from-ddp.md": ["from_ddp"],
     "launch.md": ["where"],
+    "keep-going.md": ["keeps_going"],
     "checkpoint.md": ["saves", "resume"],
     "evaluate.md": ["evaluate"],
+    "share.md": ["share_work"],
     "slow-loaders.md": ["slow_loader"],
     "mixed-gpus.md": ["mixed_gpus"],
     "uneven-sequences.md": ["uneven_lengths"],
@@ -126,6 +128,8 @@ def test_a_recipe_runs_with_two_processes(name: str, tmp_path: Path) -> None:
         assert sorted(re.findall(r"rank \d began with step \d+", told)) == [
             f"rank {rank} began with step 0" for rank in range(2)
         ]
+    if name in ("share_work", "keeps_going"):
+        assert "512 of 512 samples were used once, in each of 2 epochs." in told
     if name == "evaluate":
         losses = [float(loss) for loss in re.findall(r"epoch \d: held-out loss (\d+\.\d+)", told)]
         assert len(losses) == 3
@@ -142,6 +146,10 @@ def test_a_recipe_runs_with_two_processes(name: str, tmp_path: Path) -> None:
         found = re.findall(r"(\w+): (\S+) of the rate of all-reduce", told)
         assert {method for method, _ in found} == {"local_sgd", "self_clocked"}
         assert all(0.5 <= float(ratio) <= 2 for _, ratio in found), told  # the rule of the page, on this small task
+
+
+def test_the_loop_beside_the_trainers_scripts_runs_with_two_processes() -> None:
+    assert all("rank  steps  own time" in told for told in fitting.told_by_script("torchrun"))
 
 
 def has_learned(told: str) -> None:

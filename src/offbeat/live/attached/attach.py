@@ -77,7 +77,9 @@ def _store(rank: int, patience_s: float) -> Store:
     except dist.DistNetworkError as error:
         place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         if rank == 0:
-            raise OffbeatError(f"rank 0 cannot listen at {place} (MASTER_ADDR, MASTER_PORT): {error}") from error
+            raise OffbeatError(
+                f"rank 0 cannot listen at {place} (MASTER_ADDR, MASTER_PORT): {error}; choose another port"
+            ) from error
         raise PeerFailed(
             f"nobody answers at {place} (MASTER_ADDR, MASTER_PORT), where rank 0 should be, for {patience_s:g} s; "
             "has it been started, and can this host reach it?"
@@ -104,13 +106,13 @@ def _check_sizes(posted: dict[int, str], size: int) -> None:
 
 
 def init(timeout_s: float = 1800.0) -> torch.device:
-    """Join the job, and say on which device this rank trains: ``model.to(ob.init())``.
+    """Join the job, and return the device on which this rank trains: ``model.to(ob.init())``.
 
-    ``torch.distributed`` is started if nobody has: from torchrun's environment, or as a single worker without one.
-    With CUDA, a rank takes the GPU of its number on this host (``LOCAL_RANK``, or else its rank) as torch's current
-    device; where there are more ranks than GPUs, they share. A script that has used CUDA already, as by
-    ``torch.cuda.set_device``, has chosen, and is left its choice. Without CUDA it is the CPU. Called again, it answers
-    the same. ``timeout_s``: how long it waits for the other ranks to come.
+    It starts ``torch.distributed`` if the script has not: from torchrun's environment, or as a single worker without
+    one. With CUDA, the device is the GPU with this rank's number on its host (``LOCAL_RANK``, or else its rank), and
+    becomes torch's current one. More ranks than GPUs share them. If the script has used CUDA already, as by
+    ``torch.cuda.set_device``, the device stays the one it has chosen. Without CUDA it is the CPU. A second call returns
+    the same. ``timeout_s``: how long it waits for the other ranks.
     """
     _join(timeout_s)
     if not torch.cuda.is_available():
@@ -201,38 +203,38 @@ def attach(
 ) -> Attached:
     """Let ``method`` decide what each ``optimizer.step()`` exchanges. Every rank must call it.
 
-    Without one it is ``self_clocked()``, which needs no choosing: nobody waits, and workers talk as often as the
-    network lets them. Others are ``ob.wagma(tau=5)``, or in words, as on the command line, ``"wagma:tau=5"``.
+    The default is ``self_clocked()``: nobody waits, and workers exchange as often as the network permits. Another
+    method is ``ob.wagma(tau=5)``, or as text, as on the command line, ``"wagma:tau=5"``.
 
-    Rank 0's parameters and buffers are given to all.
+    All ranks get rank 0's parameters and buffers.
 
     Args:
-        optimizer: Of torch, over the model's parameters.
-        model: Where it is to be trained, not wrapped.
+        optimizer: A torch optimizer of the model's parameters.
+        model: The model, on its device, and not wrapped.
         method: What each step exchanges.
-        max_norm: Clips what the inner optimiser is given.
+        max_norm: Clips the gradient that the inner optimiser gets.
         accumulate: How many ``backward()`` calls make a step.
-        steps: How long the run is, for methods that plan ahead.
-        seed: Of the method's own random choices.
-        patience_s: The longest wait for a peer before the run is given up.
-        log: Hears of every step: a ``SummaryWriter``, or anything with its ``add_scalar(tag, value, step)``.
-        record: A folder, into which each rank writes at the end what decided the run; ``ob.replay`` runs it again, if
+        steps: The number of steps of the run, for methods that plan ahead.
+        seed: Seeds the method's own random choices.
+        patience_s: The longest wait for another worker before the run ends with an error.
+        log: Gets the numbers of every step: a ``SummaryWriter``, or anything with its ``add_scalar(tag, value, step)``.
+        record: A folder into which each rank writes the order of events at the end; ``ob.replay`` runs it again, if
             model, data and optimiser are those of a ``Task``.
-        mesh: The ranks over which ``fully_shard`` has spread the model, which are one worker; without it they are found
+        mesh: The ranks over which ``fully_shard`` has spread the model, which are one worker. By default they are read
             from the parameters.
         min_workers: A worker whose process dies is left behind, and the others go on as long as so many are left;
-            without it any death ends the run. Under ``offbeat launch`` it is 1 where nothing is said.
+            without it any death ends the run. Under ``offbeat launch`` the default is 1.
         on_error: An exception that ends the script of one worker ends the run for all (``"stop"``), or is a death, and
             the others go on (``"leave"``).
-        frozen_s: A worker whose process is stopped (SIGSTOP, a debugger) for longer is killed, and the others go on;
-            without it, it is waited for.
+        frozen_s: A worker whose process is stopped (SIGSTOP, a debugger) for longer is killed, and the others go on.
+            By default methods in step wait for it.
         nonfinite: A gradient with a NaN or an infinity in it counts as zero, with a warning (``"skip"``), or ends the
             run (``"stop"``).
-        checkpoint: A folder for checkpoints, which are written while the workers go on: their averaged model, the
+        checkpoint: A folder for checkpoints, which are written while the workers train: their averaged model, the
             optimizer's state, the step.
-        every_s: How many seconds lie between two of them.
-        resume: Such a folder: the run begins with the newest checkpoint in it that is whole, if there is one, at step
-            ``begun_at``. ``offbeat launch --resume`` says the same.
+        every_s: The seconds between two checkpoints.
+        resume: A folder of checkpoints: the run begins with the newest whole one, if there is one, at step
+            ``begun_at``. ``offbeat launch --resume`` does the same.
         strategy: An earlier name of ``method``.
     """
     if isinstance(optimizer, Attached):

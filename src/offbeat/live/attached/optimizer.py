@@ -47,10 +47,10 @@ def _over_when_a_peer_fails(method: Callable[Concatenate[Attached, P], T]) -> Ca
 
 
 class Attached(torch.optim.Optimizer):
-    """A torch optimiser whose ``step`` is a method's. It shares ``param_groups`` and ``state`` with the inner one.
+    """A torch optimiser whose ``step`` is one step of a method. It shares ``param_groups`` and ``state`` with yours.
 
-    ``finish()`` (or the end of a ``with`` block) ends the run on all ranks with equal weights; ``average()`` makes them
-    equal in the middle of one; ``leave()`` lets the others go on without this worker.
+    ``finish()`` (or the end of a ``with`` block) ends the run on all ranks with equal weights. ``average()`` makes them
+    equal during a run. After ``leave()`` the others go on without this worker.
     """
 
     def __init__(self, inner: torch.optim.Optimizer, method: Method, run: Training) -> None:
@@ -96,16 +96,16 @@ class Attached(torch.optim.Optimizer):
 
     @notice.heeding
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimiser's state and, under "offbeat", the method's. Local: nothing is communicated.
+        """The inner optimiser's state and, under "offbeat", the method's. It communicates nothing.
 
-        Methods whose rounds nobody waits for (``eager``, ``wagma``, ``ad_psgd``) have some under way at any moment:
-        call ``average()`` on all ranks before, and nothing is lost or applied twice.
+        With methods that do not wait (``eager``, ``wagma``, ``ad_psgd``) rounds are under way at any moment: call
+        ``average()`` on all ranks before, and nothing is lost or applied twice.
         """
         return {**self.inner.state_dict(), "offbeat": self._run.saved()}
 
     @notice.heeding
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up a run where ``state_dict`` left it.
+        """Resume a run from ``state_dict``.
 
         Load this rank's model after ``attach`` too, which gives all ranks the weights of rank 0.
         """
@@ -160,7 +160,7 @@ class Attached(torch.optim.Optimizer):
     def begun_at(self) -> int:
         """The step with which this worker began: 0, unless its process was started again and took over a replica.
 
-        A loop that goes by the number of the step begins there: ``for step in range(optimizer.begun_at, steps)``.
+        A loop that counts steps begins there: ``for step in range(optimizer.begun_at, steps)``.
         """
         return self._run.begun_at
 
@@ -203,20 +203,21 @@ class Attached(torch.optim.Optimizer):
     def step_times_s(self) -> list[list[float]]:
         """Of each worker, its own seconds (all but waiting) in each step after the first: known after ``finish()``.
 
-        ``ob.delays.trace(optimizer)`` makes a delay of them, for ``ob.simulate``. Of long runs it is the last steps.
+        ``ob.delays.trace(optimizer)`` turns them into step times for ``ob.simulate``. Of a long run these are the last
+        steps.
         """
         return self._run.stats.everyones_s(self.size)
 
     def summary(self) -> Summary:
-        """How the run goes: a table of this worker's times and, after ``finish()``, of all, and who is slow."""
+        """A table of this worker's times and, after ``finish()``, of all workers', with a sentence on who is slow."""
         return self._run.stats.summary(self)
 
     def status(self) -> JobStatus:
         """What every worker is doing now, who is late and who waits for it, rounds, memory and other hosts.
 
-        It is what ``offbeat status`` shows. One question to the host process, which asks no worker: it also answers
-        while others hang, and from another thread while this worker does. Raises ``OffbeatError`` if it does not answer
-        within a few seconds. Nothing of it disturbs the training.
+        ``offbeat status`` shows the same. The host process answers, which asks no worker: so this also works while
+        others hang, and from another thread while this worker does. It does not disturb the training. Raises
+        ``OffbeatError`` if the host process does not answer within a few seconds.
         """
         return self._run.status()
 
@@ -225,7 +226,7 @@ class Attached(torch.optim.Optimizer):
         """Cut ``batch`` for ``nonblocking``: micro-batches until the others move on; the rest comes first next time.
 
         A batch is a tensor, or a tuple, list or dict of tensors with one row a sample. ``cost`` cuts by the cost of
-        samples instead of their number: it is given one sample, a batch without its first dimension. The loss of a
+        samples instead of their number: its argument is one sample, a batch without its first dimension. The loss of a
         micro-batch must be the mean over its samples. A micro-batch without a ``backward`` does not count.
         """
         self._run.refuse_if_over("micro_batches()")
@@ -241,7 +242,7 @@ class Attached(torch.optim.Optimizer):
     def samples_used(self) -> list[int]:
         """How many samples each worker has contributed (``nonblocking``): epochs and schedules count their sum.
 
-        A worker uses its samples in order, so a resumed one goes on behind its first ``samples_used[rank]``. Along a
+        A worker uses its samples in order, so a resumed one goes on after its first ``samples_used[rank]``. Along a
         graph, the counts of the others are those of the round before.
         """
         return list(self.me.reported.samples_used)
@@ -254,10 +255,10 @@ class Attached(torch.optim.Optimizer):
 
     @_over_when_a_peer_fails
     def mean(self, value: V) -> V:
-        """The mean over all workers of what each has measured, to log or to decide by: a number or a small tensor.
+        """The mean over all workers of a number or a small tensor, to log or to decide by.
 
-        Every worker calls it equally often, between two steps, and it waits for all but those who are dead or have
-        finished; rounds of others do not wait meanwhile. The answer is the same on all.
+        Every worker calls it equally often, between two steps. It waits for all workers but the dead and those that
+        have finished; rounds of others do not wait meanwhile. The mean is the same on all.
         """
         self._run.refuse_if_over("mean()")
         numbers = value.detach().double().reshape(-1).tolist() if isinstance(value, torch.Tensor) else [float(value)]
@@ -276,20 +277,19 @@ class Attached(torch.optim.Optimizer):
     def full_state_dict(self) -> dict[str, Any]:
         """The averaged model, as ``torch.save``, safetensors' ``save_file`` and ``load_state_dict`` take it.
 
-        The names of ``model.state_dict()``, each tensor a copy in memory of its own, which later steps do not change;
-        tied weights are one tensor under both names. Calls ``average()``, so every rank must call it; after
-        ``finish()``, when replicas are equal, any rank may. Of a sharded model it is the full tensors, gathered one
-        after the other into host memory: all ranks of an island call it, also after the end, the first one has them,
-        and the others get an empty dict.
+        It has the names of ``model.state_dict()``. Each tensor is a copy, which later steps do not change; tied weights
+        are one tensor under both names. It calls ``average()``, so every rank must call it; after ``finish()`` any rank
+        may. Of a sharded model it has the full tensors, gathered one after the other into host memory: all ranks of an
+        island call it, also after the end; the first one gets the tensors, the others an empty dict.
         """
         return self._run.full_state()
 
     @_over_when_a_peer_fails
     def finish(self) -> None:
-        """End the run: answer the others until all are done, apply what is in flight, make all replicas equal.
+        """End the run: answer the others until all have finished, apply what is under way, make all replicas equal.
 
-        Called again, it does nothing. Called while an exception is on its way, as in a ``finally:``, it ends the run on
-        all ranks as the ``with`` block would, with the words of that exception.
+        A second call does nothing. A call during an exception, as in a ``finally:``, ends the run on all ranks with the
+        words of that exception, as the ``with`` block does.
         """
         self._run.finish()
 
@@ -297,9 +297,9 @@ class Attached(torch.optim.Optimizer):
     def leave(self) -> None:
         """Leave the run before its end, and let the others go on. It waits for nobody.
 
-        All that this worker has handed in counts, as after a death; what it has learned since its last exchange goes
-        with it. The model keeps this worker's own weights. Needs ``min_workers``: if too few are left, the run ends for
-        the others, with an error that says so. To be called between two steps; afterwards ``finish()`` does nothing.
+        What this worker has handed in counts, as after a death; its steps since the last exchange are lost to the
+        others. The model keeps this worker's own weights. It needs ``min_workers``: if too few are left, the run ends
+        for the others with an error. Call it between two steps; afterwards ``finish()`` does nothing.
         """
         self._run.leave()
 

@@ -23,7 +23,7 @@ def check(optimizer: object, model: object, method: object) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer) or not isinstance(model, nn.Module):
         raise TypeError(
             "attach takes (optimizer, model, method), but got "
-            f"({type(optimizer).__name__}, {type(model).__name__}, {type(method).__name__})"
+            f"({type(optimizer).__name__}, {type(model).__name__}, {type(method).__name__}); give them in this order"
         )
     _check_wrappers(model)
     closure = inspect.signature(optimizer.step).parameters.get("closure")

@@ -125,7 +125,10 @@ def checked(told: list[Ranks]) -> tuple[Ranks, ...]:
     size = len(told)
     for rank, ranks in enumerate(told):
         if rank not in ranks:
-            raise ValueError(f"rank {rank} is not in the mesh of ranks {list(ranks)} that its model is sharded over")
+            raise ValueError(
+                f"rank {rank} is not in the mesh of ranks {list(ranks)} that its model is sharded over; "
+                "shard each rank's model over ranks that include it"
+            )
         for other in ranks:
             if other >= size or told[other] != ranks:
                 theirs = "is not there" if other >= size else f"is in one of ranks {list(told[other])}"

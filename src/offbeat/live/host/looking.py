@@ -66,7 +66,10 @@ def ask(name: bytes, token: str, pid: int, within_s: float = WITHIN_S) -> JobSta
             line.connect(name)
             _, user, _ = _USER.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _USER.size))
             if user != os.getuid():
-                raise OffbeatError(f"the socket of host process {pid} is user {user}'s, who is not told anything")
+                raise OffbeatError(
+                    f"the socket of host process {pid} is user {user}'s, and not yours; "
+                    "run offbeat status as the user of the job"
+                )
             line.sendall(packed(Look(token)))
             while (left_s := end_s - time.monotonic()) > 0:
                 line.settimeout(left_s)

@@ -455,10 +455,11 @@ class Host:
             self._meet_others(connection, message)
         elif isinstance(message, say.Close):
             if message.key in connection.workers:
-                server = self._servers[message.key]
+                server = self._servers.get(message.key)
                 self._leave(connection, message.key)
-                self._part_if_all_have(message.key, server)
-        elif message.key in connection.workers:
+                if server is not None:
+                    self._part_if_all_have(message.key, server)
+        elif message.key in connection.workers and message.key in self._servers:  # else all have left in good order
             server = self._servers[message.key]
             if isinstance(message, HANDS_IN):
                 connection.handed_in[message.key] = connection.handed_in.get(message.key, 0) + 1

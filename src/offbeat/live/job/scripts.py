@@ -1,5 +1,8 @@
 """A user's script in several processes of this host that outlive each other, as ``offbeat launch`` runs it.
 
+Where a job has several hosts, each has a launcher, and they meet at the store of the first one, which listens there as
+long as any of them says that it is still there.
+
 The launcher hosts the job's store, so that no rank takes it away, and passes on output and signals. It is one thread
 and one loop, over pipes, ends of processes and signals. Everything that it passes on is written by that loop, line by
 line: lines of several workers cannot mix.
@@ -20,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
-from typing import IO
+from typing import IO, NamedTuple
 
 import torch.distributed as dist
 
@@ -28,7 +31,7 @@ from offbeat.basics import checks
 from offbeat.basics.units import format_ranks, format_seconds
 from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.transport.hosts import RESUME, RETURNS
-from offbeat.live.worker.board import BEGAN
+from offbeat.live.worker.board import BEGAN, POLL_S
 
 VARIABLE = "OFFBEAT_MIN_WORKERS"  # as long as so many are left, a run goes on without the dead: see ``attach``
 LOOPBACK = "127.0.0.1"
@@ -36,9 +39,20 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signa
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)  # after these a worker has its grace, and no more
 SAME_S = 0.3  # two of one signal within this are one: a terminal's, and the same once more from a parent
 READ_BYTES = 1 << 16
+MEET_S = 600.0  # for the launchers of all hosts to come
+BEAT_S, SILENT_S = 2.0, 20.0  # how often a launcher says that it is there, and without which it is not
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0  # before a worker is started again; each is twice the one before
 LONGEST_LINE = 1 << 24  # a longer one is passed on in pieces, since it has to be kept until it ends
 UPDATE_S, UPDATE_LOGGED_S = 1.0, 10.0  # between two updates of a progress bar: on a terminal, and in a file
+
+
+class JobHost(NamedTuple):
+    """One of a job's hosts: its number, how many there are, and where the first one has the store."""
+
+    number: int
+    of: int
+    address: str
+    port: int
 
 
 def run_script(
@@ -46,6 +60,7 @@ def run_script(
     workers: int,
     *,
     port: int = 0,
+    host: JobHost | None = None,
     grace_s: float = 30.0,
     prefix: bool = True,
     min_workers: int = 1,
@@ -57,27 +72,98 @@ def run_script(
     One that dies is told of on stderr, and the others go on; it is started again up to ``restarts`` times, as long as
     another one lives, each time after a longer pause. It is over when all have ended: with 0 if at least one has
     ended well, else with the code of the first that has ended; after Ctrl-C or SIGTERM with 130 or 143, and then
-    those that have not ended by ``grace_s`` are killed. ``port`` is the store's, 0 for any that is free. A run of ours
-    goes on as long as ``min_workers`` are left. ``resume``: the folder of a checkpoint to begin with.
+    those that have not ended by ``grace_s`` are killed. ``port`` is the store's, 0 for any that is free; ``host``:
+    which of several this is. A run of ours goes on as long as ``min_workers`` are left. ``resume``: the folder of a
+    checkpoint to begin with.
     """
     checks.workers(workers)
     if sys.platform != "linux":
         raise OffbeatError(f"workers that outlive each other run on Linux, and this is {sys.platform}; use torchrun")
-    store = _store(port)
-    usual = one_host()
+    hosts = None if host is None else _Hosts(host, workers)
+    store = _store(LOOPBACK, port) if hosts is None else hosts.store
+    usual = one_host() if host is None or host.address.startswith("127.") else {"OMP_NUM_THREADS": "1"}
     if workers == 1:
         del usual["OMP_NUM_THREADS"]
     elif "OMP_NUM_THREADS" not in os.environ:
         _say("each worker computes with one thread; set OMP_NUM_THREADS to change that")
-    everybody = {**usual, **os.environ, **_common(workers, store.port), VARIABLE: str(min_workers)}
+    own = _common(workers, store.port) if hosts is None else hosts.environment()
+    everybody = {**usual, **os.environ, **own, VARIABLE: str(min_workers)}
     if resume is not None:
         everybody[RESUME] = os.path.abspath(resume)
     with ExitStack() as stack:
-        crew = _Crew(words, everybody, grace_s, prefix, restarts, lambda: bool(store.check([BEGAN])), stack)
+        crew = _Crew(words, everybody, grace_s, prefix, restarts, lambda: bool(store.check([BEGAN])), stack, hosts)
         for rank in range(workers):
             if crew.asked is None:
                 crew.start(rank)
         return crew.watch()
+
+
+class _Hosts:
+    """The launchers of all hosts of a job, who meet at the store of the first."""
+
+    def __init__(self, me: JobHost, workers: int) -> None:
+        self._me, self._workers, self._beats, self._beat_s = me, workers, 0, -math.inf
+        address = _address_of(me.address)
+        if me.number == 0:
+            self.store = _store(address, me.port)
+            self.store.set("offbeat/launcher/run", secrets.token_hex(16))
+        else:
+            self.store = _store_of(address, me.port)
+        self.store.set(self._key(me.number), str(workers))
+        others = [number for number in range(me.of) if number != me.number]
+        end_s, told = time.monotonic() + MEET_S, False
+        while missing := [number for number in others if not self.store.check([self._key(number)])]:
+            if time.monotonic() > end_s:
+                raise OffbeatError(
+                    f"the launcher of host {', '.join(map(str, missing))} did not come within {MEET_S:g} s; start "
+                    f"offbeat launch --job {me.address}:{me.port} --hosts {me.of} --host NUMBER on each"
+                )
+            if not told:
+                _say(f"waits for the launcher of host {', '.join(map(str, missing))} of {me.of}")
+                told = True
+            time.sleep(POLL_S)
+        counts = [int(self.store.get(self._key(number))) for number in range(me.of)]
+        self.first, self.size = sum(counts[: me.number]), sum(counts)
+
+    @staticmethod
+    def _key(number: int) -> str:
+        return f"offbeat/launcher/{number}"
+
+    def environment(self) -> dict[str, str]:
+        """As torchrun sets it for all workers of this host."""
+        run = self.store.get("offbeat/launcher/run").decode()
+        return {
+            **_common(self._workers, self._me.port),
+            "WORLD_SIZE": str(self.size),
+            "ROLE_WORLD_SIZE": str(self.size),
+            "GROUP_WORLD_SIZE": str(self._me.of),
+            "GROUP_RANK": str(self._me.number),
+            "MASTER_ADDR": self._me.address,
+            "TORCHELASTIC_RUN_ID": run,
+        }
+
+    def beat(self, says: str = "") -> float:
+        """This launcher is still there; how long until it says so again."""
+        now_s = time.monotonic()
+        if says or now_s - self._beat_s >= BEAT_S:
+            self._beat_s, self._beats = now_s, self._beats + 1
+            with suppress(RuntimeError):  # the first host's has ended
+                self.store.set(f"{self._key(self._me.number)}/beat", says or str(self._beats))
+        return self._beat_s + BEAT_S - now_s
+
+    def until_all_have_ended(self, is_asked: Callable[[], bool]) -> None:
+        """The store is here, and others may need it."""
+        self.beat("ended")
+        heard = {number: ("", time.monotonic()) for number in range(1, self._me.of) if self._me.number == 0}
+        while heard and not is_asked():
+            for number, (before, since_s) in list(heard.items()):
+                key = f"{self._key(number)}/beat"
+                said = self.store.get(key).decode() if self.store.check([key]) else ""
+                if said == "ended" or (said == before and time.monotonic() - since_s > SILENT_S):
+                    del heard[number]
+                elif said != before:
+                    heard[number] = said, time.monotonic()
+            time.sleep(POLL_S)
 
 
 def one_host() -> dict[str, str]:
@@ -109,27 +195,51 @@ def _common(workers: int, port: int) -> dict[str, str]:
     }
 
 
-def _own(rank: int) -> dict[str, str]:
-    return {"RANK": str(rank), "LOCAL_RANK": str(rank), "ROLE_RANK": str(rank)}
+def _address_of(name: str) -> str:
+    try:
+        return socket.gethostbyname(name)
+    except OSError as error:
+        raise ValueError(f"--job: the host {name} is not known here ({error}); give its address") from None
 
 
-def _store(port: int) -> dist.TCPStore:  # type: ignore[name-defined]
+def _own(rank: int, local: int) -> dict[str, str]:
+    return {"RANK": str(rank), "LOCAL_RANK": str(local), "ROLE_RANK": str(rank)}
+
+
+def _store(address: str, port: int) -> dist.TCPStore:  # type: ignore[name-defined]
     """The job's store, in this process. Told only an address, it would listen at all of them: so the socket is ours."""
     if not 0 <= port < 2**16:
         raise ValueError(f"port {port} is none; use one from 1 to 65535, or 0 for any that is free")
     with socket.socket() as door:
         door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            door.bind((LOOPBACK, port))
+            door.bind((address, port))
             door.listen(1024)
         except OSError as error:
+            way = "or 0 for any that is free" if address == LOOPBACK else "or the address of another host, with --job"
             raise ValueError(
-                f"port {port} of {LOOPBACK} cannot be had ({error.strerror}); choose another, or 0 for any that is free"
+                f"port {port} of {address} cannot be had ({error.strerror}); choose another, {way}"
             ) from None
         port = door.getsockname()[1]
         return dist.TCPStore(  # type: ignore[attr-defined]
-            LOOPBACK, port, None, True, wait_for_workers=False, master_listen_fd=door.detach()
+            address, port, None, True, wait_for_workers=False, master_listen_fd=door.detach()
         )
+
+
+def _store_of(address: str, port: int) -> dist.TCPStore:  # type: ignore[name-defined]
+    """That of the first host's launcher, which may still have to start."""
+    end_s = time.monotonic() + MEET_S
+    while True:
+        try:
+            socket.create_connection((address, port), BEAT_S).close()
+            return dist.TCPStore(address, port, None, False, wait_for_workers=False)  # type: ignore[attr-defined]
+        except OSError as error:
+            if time.monotonic() > end_s:
+                raise OffbeatError(
+                    f"no launcher of host 0 is at {address}, port {port} ({error.strerror or error}); start it with "
+                    "--host 0, and look whether a firewall is between"
+                ) from None
+            time.sleep(POLL_S)
 
 
 # Ends the process with the launcher, however that ends, and becomes the script. It is run by a bare interpreter of its
@@ -189,10 +299,13 @@ class _Crew:
         restarts: int,
         has_begun: Callable[[], bool],
         stack: ExitStack,
+        hosts: _Hosts | None,
     ) -> None:
+        """A worker's number here is its rank, but for the workers of the hosts before this one."""
         self.asked: int | None = None  # the signal that asked for the end
         self._words, self._environment = words, environment
         self._grace_s, self._prefix, self._restarts, self._has_begun = grace_s, prefix, restarts, has_begun
+        self._hosts, self._first = hosts, 0 if hosts is None else hosts.first
         self._workers: list[_Worker] = []
         self._ended: list[_Worker] = []  # that no other has taken, or will take, the place of
         self._again: list[tuple[float, int, int]] = []  # who is to be started again: when, its rank, for the n-th time
@@ -204,10 +317,10 @@ class _Crew:
         stack.callback(self._end_all)
         self._selector.register(self._bell, selectors.EVENT_READ)
 
-    def start(self, rank: int, life: int = 0) -> None:
+    def start(self, local: int, life: int = 0) -> None:
         """``life``: how often it has been started before."""
-        heard_before = len(self._heard_by_now)
-        environment = {**self._environment, **_own(rank), RETURNS: str(life)}
+        heard_before, rank = len(self._heard_by_now), self._first + local
+        environment = {**self._environment, **_own(rank, local), RETURNS: str(life)}
         pipe = subprocess.PIPE if self._prefix else None
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid()), sys.executable, *self._words],
@@ -234,6 +347,8 @@ class _Crew:
         """Until all have ended; answers the exit code."""
         while len(self._ended) < len(self._workers) or self._again:
             moments = [self._kill_s, *(at_s for at_s, _, _ in self._again)]
+            if self._hosts is not None:
+                moments.append(time.monotonic() + self._hosts.beat())
             left_s = None if min(moments) == math.inf else max(min(moments) - time.monotonic(), 0.0)
             for key, _ in self._selector.select(left_s):
                 if isinstance(key.data, _Stream):
@@ -250,7 +365,10 @@ class _Crew:
             self._start_again()
         for worker in self._workers:  # processes that a worker has left behind may have gone on writing
             self._drain(worker)
-        return self._summary()
+        code = self._summary()
+        if self._hosts is not None:
+            self._hosts.until_all_have_ended(lambda: self.asked is not None)
+        return code
 
     def _pass_on(self, stream: _Stream) -> bool:
         """Whether there was anything."""
@@ -298,11 +416,15 @@ class _Crew:
         if code == 0 or self.asked is not None:
             return
         after = format_seconds(time.monotonic() - worker.began_s)
-        left = "the others go on" if self._someone_lives else "no other is left"
+        left = "the others go on" if self._someone_lives else f"no other is left{self._here}"
         if self._restarts and self._someone_lives:
             left += self._whether_again(worker)
         alone = self._environment["WORLD_SIZE"] == "1"
         _say(f"rank {worker.rank} {_how(code)} after {after}" + ("" if alone else f"; {left}"))
+
+    @property
+    def _here(self) -> str:
+        return "" if self._hosts is None else " on this host"
 
     @property
     def _someone_lives(self) -> bool:
@@ -330,7 +452,7 @@ class _Crew:
             self._ended.remove(before)
             for stream in before.streams:
                 self._close(stream)
-            self.start(rank, life)
+            self.start(rank - self._first, life)
 
     def _summary(self) -> int:
         failed = [worker.rank for worker in self._ended if worker.code != 0]

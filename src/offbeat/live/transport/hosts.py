@@ -68,7 +68,8 @@ def address() -> str:
                 return socket.inet_ntoa(told[20:24])
             except OSError as error:
                 raise OffbeatError(
-                    f"GLOO_SOCKET_IFNAME={asked!r}: no interface of that name has an IPv4 address here ({error})"
+                    f"GLOO_SOCKET_IFNAME={asked!r}: no interface of that name has an IPv4 address here ({error}); "
+                    "name one that leads to the other hosts, or none"
                 ) from error
         with suppress(OSError):
             probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 9))  # sends nothing

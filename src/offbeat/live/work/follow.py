@@ -36,7 +36,9 @@ def follow(scheduler: S, share: Any = None) -> S:
     share = getattr(share, "batch_sampler", share)
     share = getattr(share, "sampler", share)  # of shards
     if share is not None and not isinstance(share, SharedBatches):
-        raise TypeError(f"follow takes what ob.share returned, not a {type(share).__name__}")
+        raise TypeError(
+            f"follow takes what ob.share returned, not a {type(share).__name__}; give it a loader of ob.share"
+        )
     if not isinstance(scheduler, _Following):
         kind = type(scheduler)
         # A class of its own: a function put into the object would be a part of its state_dict().

@@ -669,9 +669,11 @@ def share(
         shuffled, dropped = shuffle is not False, drop_last is True
         return SharedBatches(len(data), batch_size, shuffle=shuffled, seed=seed, drop_last=dropped, epochs=epochs)
     if isinstance(data, Dataset) or not isinstance(data, Iterable):
-        raise ValueError(f"share: how many samples of this {type(data).__name__} make a batch? Say batch_size=…")
+        raise ValueError(
+            f"share: how many samples of this {type(data).__name__} make a batch? No number was given; say batch_size=…"
+        )
     if drop_last is not None:
-        raise ValueError("share: drop_last goes with a batch_size")
+        raise ValueError("share: drop_last has no meaning without batches; say batch_size=…, or leave it out")
     return Shards(list(data), 1 if slices is None else slices, shuffle is not False, seed, epochs)
 
 

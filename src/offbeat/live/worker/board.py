@@ -86,7 +86,7 @@ class Board:
             self.abandon()
             if isinstance(error, OffbeatError):
                 raise
-            raise PeerFailed(f"{_STORE_GONE} while the ranks attached") from error
+            raise PeerFailed(_STORE_GONE) from error
         except BaseException:
             self.abandon()
             raise
@@ -98,7 +98,7 @@ class Board:
             own = json.dumps({**facts, _HOME: hosts.name()})
             if json.loads(told[self.rank])[_HOME] != hosts.name():
                 raise ConfigMismatch(
-                    f"rank {self.members[self.rank]} has come back on another host, which is not built"
+                    f"rank {self.members[self.rank]} has come back on another host; start it where it was"
                 )
             known = {
                 rank: {name: one[name] for name in (*facts, _HOME)}
@@ -472,7 +472,7 @@ class Board:
 
 
 _HOME = "host"
-_STORE_GONE = "the job's store is gone: rank 0, or the launcher, has ended"
+_STORE_GONE = "the job's store is gone: rank 0, or the launcher, has ended; look at what that one printed"
 _SILENT = "does not answer: its process is stopped, or its host is out of reach"
 
 

@@ -254,7 +254,7 @@ class InStep:
         begun.take(lambda vecs, _: [vec.put_into(Vec([staged])) for vec in vecs])
         client.close()
         if begun.absent:
-            raise PeerFailed("rank 0 died before it had given its weights to all")
+            raise PeerFailed("rank 0 died before all had its weights; start the job again")
         tensor.copy_(staged.view(tensor.dtype).view(tensor.shape))
 
     def agree_on(self, tensor: Tensor, op: Any, what: str) -> Tensor:

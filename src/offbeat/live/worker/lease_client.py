@@ -187,7 +187,9 @@ class LeaseClient(Leases):
             if self._needs_all:
                 self._board.check(what)
             if time.monotonic() - start_s > self._patience_s:
-                raise OffbeatError(f"waited {self._patience_s:.0f} s for {what} about shared work")
+                raise OffbeatError(
+                    f"waited {self._patience_s:.0f} s for {what} about shared work; offbeat status says who is busy"
+                )
         answer, self._answer = self._answer, None
         return answer
 

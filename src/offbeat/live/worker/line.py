@@ -124,7 +124,9 @@ class Line:
             self.send(say.Listen(key, name, secret, address, port))
             while (answer := self.heard_within(key, 0.1)) is None:
                 if time.monotonic() > end_s:
-                    raise OffbeatError(f"the host process did not answer within {patience_s:g} s")
+                    raise OffbeatError(
+                        f"the host process did not answer within {patience_s:g} s; its errors are on stderr"
+                    )
             return answer.name, answer.address, answer.port
         finally:
             self.part(key, word)
@@ -164,7 +166,7 @@ def _bytes(number: int, count: int) -> bytearray:
     return bytearray(number.to_bytes(count, "little"))
 
 
-_GONE = "the host process has ended, and with it what the workers of this host had in common"
+_GONE = "the host process has ended, and with it the memory of this host's workers; begin again from a checkpoint"
 _open: weakref.WeakSet[Line] = weakref.WeakSet()
 _lines: dict[str, Line] = {}
 

@@ -112,7 +112,7 @@ def _file_of(pid: int) -> int:
         with contextlib.suppress(FileNotFoundError):
             if os.readlink(link).startswith(f"/memfd:{FILE}"):
                 return os.open(link, os.O_RDWR | os.O_CLOEXEC)
-    raise OffbeatError(f"process {pid} writes no stacks: {TAKEN}, or its run is over")
+    raise OffbeatError(f"process {pid} writes no stacks: {TAKEN}, or its run is over; try py-spy dump --pid {pid}")
 
 
 def _written(file: int, pid: int) -> str:

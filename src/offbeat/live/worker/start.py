@@ -61,7 +61,7 @@ def connect(token: str, rank: int, patience_s: float, starts: bool = True) -> tu
         except (ConnectionError, FileNotFoundError):
             if not starts:
                 line.close()
-                raise OffbeatError(f"rank {rank} cannot come back: the others have ended") from None
+                raise OffbeatError(f"rank {rank} cannot come back: the others have ended; start a new job") from None
             if tries == TRIES:
                 line.close()
                 raise OffbeatError(
@@ -116,7 +116,9 @@ def _welcome(line: socket.socket, end_s: float) -> tuple[Welcome, int] | None:
     return None
 
 
-_NO_ROOM = "the host process hands its memory over as a file: Too many open files: raise their limit (ulimit -n)"
+_NO_ROOM = (
+    "the host process hands its memory over as a file, and too many files are open; raise their limit (ulimit -n)"
+)
 
 
 def _start(name: bytes, token: str) -> bool:

@@ -43,7 +43,7 @@ class Recorded:
     def can_revive(self, rank: int, twin_of: int) -> bool:
         return False
 
-    def revive(self, rank: int, twin_of: int) -> None:
+    def revive(self, rank: int, twin_of: int, ahead: int) -> None:
         raise AssertionError("a run in which workers die is not recorded")
 
     def channel(
