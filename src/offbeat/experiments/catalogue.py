@@ -257,6 +257,7 @@ WAGMA_RL = Experiment(
             uneven="lengths of episodes, measured",
             network=FASTER,
             learns=False,
+            ends="time",
             quick=False,
         ),
     ),

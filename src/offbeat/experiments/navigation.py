@@ -58,7 +58,7 @@ def _worlds(name: str, count: int) -> list[Any]:
 
 
 @dataclass
-class Played:
+class Rollout:
     """What was seen, done and hoped for in a turn, one row for each step of its episodes."""
 
     seen: Tensor
@@ -79,7 +79,7 @@ class Agent(nn.Module):
         self.body = nn.Sequential(nn.Linear(FIELDS, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh())
         self.policy, self.value = nn.Linear(32, actions), nn.Linear(32, 1)
         self.seed, self.episodes = seed, episodes
-        self.played: dict[int, Played] = {}
+        self.played: dict[int, Rollout] = {}
 
     def look(self, seen: Tensor) -> tuple[Tensor, Tensor]:
         body = self.body(seen)
@@ -91,14 +91,14 @@ class Agent(nn.Module):
         turn, part = divmod(step, LEARNS)
         if part == 0 or rank not in self.played:
             key = draw.below(1 << 30, _PLAYED, self.seed, rank, turn)
-            self.played[rank] = moments(play(self, WORLDS[rank % len(WORLDS)], self.episodes, key)[0])
+            self.played[rank] = rollout(play(self, WORLDS[rank % len(WORLDS)], self.episodes, key)[0])
         own = self.played[rank]
         order = torch.randperm(len(own.seen), generator=draw.generator(_PLAYED, self.seed, rank, turn, part // 2))
         rows = order.tensor_split(2)[part % 2]
         return objective(self, own, rows).unsqueeze(0)
 
 
-def objective(agent: Agent, own: Played, rows: Tensor) -> Tensor:
+def objective(agent: Agent, own: Rollout, rows: Tensor) -> Tensor:
     """PPO's clipped objective, with the error of the values and a little entropy."""
     logits, values = agent.look(own.seen[rows])
     policy = Categorical(logits=logits)
@@ -143,7 +143,7 @@ def _as_tensor(observation: dict[str, Any]) -> Tensor:
     return torch.from_numpy(seen)
 
 
-def moments(episodes: list[list[Step]]) -> Played:
+def rollout(episodes: list[list[Step]]) -> Rollout:
     """With generalised advantage estimation, backwards through each episode; one that is cut off counts as ended."""
     advantages: list[float] = []
     for episode in episodes:
@@ -156,7 +156,7 @@ def moments(episodes: list[list[Step]]) -> Played:
     steps = [step for episode in episodes for step in episode]
     seen, actions, chances, values, _ = zip(*steps, strict=True)
     hoped = torch.tensor(advantages)
-    return Played(torch.stack(seen), torch.tensor(actions), torch.tensor(chances), hoped, hoped + torch.tensor(values))
+    return Rollout(torch.stack(seen), torch.tensor(actions), torch.tensor(chances), hoped, hoped + torch.tensor(values))
 
 
 # The task
@@ -227,7 +227,7 @@ def measure(file: Path, turns: int = 40, episodes: int = 4) -> None:
         play(agent, name, episodes, 0)  # the first is slower
         for turn in range(turns):
             began = time.process_time()
-            own = moments(play(agent, name, episodes, 1000 * (turn + 1))[0])
+            own = rollout(play(agent, name, episodes, 1000 * (turn + 1))[0])
             played = time.process_time()
             for rows_ in torch.randperm(len(own.seen)).tensor_split(2):
                 agent.zero_grad()

@@ -83,8 +83,16 @@ class Trial:
             rounds=False,
         )
         if not case.learns:
-            done = start(None, steps=size.timed_steps, network=case.network, parameters=_parameters(case))
-            return Figures(self.seed, None, done.seconds, _waiting(done), done.wire_bytes, sum(done.gradients))
+            by_time = case.ends == "time"
+            done = start(
+                None,
+                steps=None if by_time else size.timed_steps,
+                seconds=size.timed_steps * case.step_s if by_time else None,
+                network=case.network,
+                parameters=_parameters(case),
+            )
+            waiting = done.wait_fraction if by_time else _waiting(done)  # nobody is done early
+            return Figures(self.seed, None, done.seconds, waiting, done.wire_bytes, sum(done.gradients))
         assert workload is not None
         assert self.rate is not None
         task = workload.task(self.seed, size.batch, self.rate, size.steps, self.folder)
