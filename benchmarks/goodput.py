@@ -76,11 +76,12 @@ def main() -> None:
     print(*(f"{m:>15}" for m in ("restart", *STALLS_S)))
     for workers in map(int, given.workers.split(",")):
         for hours in HOURS:
-            faults = Faults(mtbf_s=hours * 3600 / workers, mtbf_absent_s=BACK_S)
+            between_s = hours * 3600 / workers
+            faults = Faults(mtbf_s=between_s, mtbf_absent_s=BACK_S)
             begun_s = time.monotonic()
             ours = [simulated(method, workers, faults, given.steps, given.seed) for method in methods]
             others = counted(workers, faults, given.steps, given.seed).values()
-            print(f"{workers:>8}{hours:>18g} h{60 / faults.mtbf_s:>12.2f}", *(f"{one:>14.1%}" for one in ours), end="")
+            print(f"{workers:>8}{hours:>18g} h{60 / between_s:>12.2f}", *(f"{one:>14.1%}" for one in ours), end="")
             print(*(f"{one:>15.1%}" for one in others), f"  ({time.monotonic() - begun_s:.0f} s)", flush=True)
 
 
