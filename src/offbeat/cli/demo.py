@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from offbeat import delays, tasks
@@ -20,6 +21,7 @@ from offbeat.cli.screen import screen
 from offbeat.cli.settings import label, plain_settings
 from offbeat.delays import Seconds
 from offbeat.live.job.launch import LiveRun, launch_all
+from offbeat.live.job.survival import Killing, kill_one
 from offbeat.live.job.worker import Job
 from offbeat.method.strategy import Method
 from offbeat.report import page
@@ -38,6 +40,7 @@ METHODS: tuple[str, ...] = (
 FIXED, SHARED = ", fixed", ", shared"
 CHRONIC: tuple[str, ...] = (f"allreduce{SHARED}", f"self_clocked{FIXED}", f"self_clocked{SHARED}")
 WORKERS, STEPS = 4, 100
+KILL_STEPS = 600  # long enough for a process to be killed, and to come back
 COMPUTE_S, LATE_S = 0.02, 0.1
 LR, MOMENTUM = 0.1, 0.8  # the same for all; more momentum and late gradients do not go together
 DDP = "DDP (torch)"
@@ -58,6 +61,9 @@ def demo(
     chronic: Annotated[
         bool, typer.Option("--chronic", help="Only the second part: one worker is always slow.")
     ] = False,
+    kill: Annotated[
+        bool, typer.Option("--kill", help="Another demo: a worker is killed in the middle, and comes back.")
+    ] = False,
     workers: Annotated[str, typer.Option(metavar="N", help="Processes.")] = str(WORKERS),
     steps: Annotated[str, typer.Option(metavar="N", help="Batches for each worker, on average.")] = str(STEPS),
     seed: Seed = "0",
@@ -76,12 +82,20 @@ def demo(
 
     `offbeat demo`
 
+    With --kill a worker of DDP is killed, and then one of `self_clocked`, whose others go on; it comes back, and every
+    batch is used once. This takes about a minute, and writes no report.
+
     `offbeat demo --chronic --report runs/chronic`
+
+    `offbeat demo --kill`
     """
     Outputs(json, report, trace).check()
     count = check_count("--workers", workers, 2)
     length = check_count("--steps", steps, 1)
     number = check_count("--seed", seed, 0)
+    if kill:
+        _killed(count, length * KILL_STEPS // STEPS, number)
+        return
     acts = [_always(count)] if chronic else [_now_and_then(count), _always(count)]
     task = tasks.digits(lr=LR, momentum=MOMENTUM)
     places = [(act, name, made) for act in acts for name, made in act.rows]
@@ -106,6 +120,34 @@ def demo(
                 _end(act, f"{common}\ndelay: {act.late}", report if act is acts[0] else report / "chronic")
         if recordings := [recording for act in acts for recording in act.recordings]:
             Outputs(json, None, trace).write(recordings, common)
+
+
+def _killed(workers: int, steps: int, seed: int) -> None:
+    """Three jobs, one after the other; what their launcher and their workers say comes between."""
+    console, task = Console(), tasks.digits(lr=LR, momentum=MOMENTUM)
+    table = Table("job", "time", "batches used", "accuracy", box=None, pad_edge=False)
+    deaths: list[str] = []
+    for name, made, victim in (
+        (f"{DDP}, rank {workers - 1} is killed", None, workers - 1),
+        (f"self_clocked, rank {workers - 1} is killed", named("self_clocked"), workers - 1),
+        ("self_clocked, nobody is killed", named("self_clocked"), None),
+    ):
+        console.print(Text(f"\n{name}", style="bold"))
+        run = kill_one(Killing(made or "ddp", task, steps, seed, COMPUTE_S, victim, steps // 4), workers)
+        last = next(iter(run.ended.values()), None)
+        accuracy = next((one.metrics["accuracy"] for one in run.ended.values() if "accuracy" in one.metrics), None)
+        table.add_row(
+            name,
+            format_seconds(run.seconds) if last else "–",
+            " ".join(last.of_work) if last else "the job ended with the death",
+            "–" if accuracy is None else f"{accuracy:.1%}",
+        )
+        deaths += last.of_deaths if last else []
+    console.print()
+    console.print(f"{workers} processes, {workers * steps} batches of 32 digits in all; seed {seed}", soft_wrap=True)
+    console.print(table)
+    for sentence in deaths:
+        console.print(Text(sentence))
 
 
 def _now_and_then(workers: int) -> Act:
