@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import offbeat as ob
-from offbeat.delays.faults import Death, Faults, parse
+from offbeat.delays.faults import Death, Faults, Part, parse
 from offbeat.runs.absences import Absence, told
 from tests.support.methods import EVERY_KIND
 
@@ -97,6 +97,10 @@ def test_a_thousand_workers_lose_a_tenth_of_them_and_the_rest_go_on() -> None:
         ("rank 3 dies at 40s, back soon", "not understood"),
         ("mtbf 40s, back at 60s", "not understood"),
         ("2 ranks die at 1s, back at 2s + 2 ranks die at 1500ms, back at 3s", "all 4 workers die"),
+        ("host 4 dies at 1s", "host 4 cannot fail among 4 hosts; use 0 to 3"),
+        ("hosts 0 and 9 part at 1s, for 1s", "host 9 cannot fail among 4 hosts"),
+        ("hosts 0,1 and 1,2 part at 1s, for 1s", "host 1 cannot part from itself"),
+        ("hosts 0 and 1 part at 1s", "not understood"),
         ("rank 9 dies at 1s", "rank 9 cannot die among 4 workers; use 0 to 3"),
         ("4 ranks die at 1s", "all 4 workers die"),
         ("5 ranks die at 1s", "5 ranks cannot die where 4 are left"),
@@ -118,7 +122,39 @@ def test_faults_say_what_they_were_told() -> None:
     text = "rank 3 dies at 40s, back at 60s + 2 ranks die at 1s, back after 500ms + mtbf 5min, back after 30s"
     wanted = Faults((Death(3, 40.0, 20.0),), (Death(2, 1.0, 0.5),), 300.0, 30.0)
     assert parse(str(parse(text))) == parse(text) == wanted
+    text = "host 1 dies at 40s, back after 20s + hosts 0,2 and 1 part at 1min, for 20s"
+    wanted = Faults(hosts=(Death(1, 40.0, 20.0),), parts=(Part((0, 2), (1,), 60.0, 20.0),))
+    assert parse(str(parse(text))) == parse(text) == wanted
     assert parse("none") is None
+
+
+# Hosts: of 8 workers on 3 hosts 0 to 2, 3 to 5, and 6 and 7.
+
+
+@pytest.mark.parametrize(
+    ("faults", "gone"),
+    [
+        ("host 2 dies at 250ms", [6, 7]),
+        ("host 0 dies at 250ms", [0, 1, 2]),
+        ("hosts 0 and 1 part at 250ms, for 300ms", [3, 4, 5]),
+        ("hosts 0 and 1,2 part at 250ms, for 300ms", [0, 1, 2]),
+        ("host 0 dies at 100ms + hosts 1 and 2,0 part at 250ms, for 300ms", [0, 1, 2, 6, 7]),
+    ],
+)
+def test_a_host_dies_with_its_workers_and_of_hosts_that_part_one_side_goes_on(faults: str, gone: list[int]) -> None:
+    run = ob.simulate("eager", ticks(8), 8, STEPS, compute_s=STEP_S, faults=faults, network=ob.Network(hosts=3))
+    assert sorted(one.rank for one in run.absences) == gone
+    for one in run.absences:
+        assert one.cut == ("part" in faults and one.died_s == pytest.approx(0.25))
+        assert (one.back_s is not None and one.back_s >= 0.55) == one.cut
+    assert all(taken == STEPS for rank, taken in enumerate(run.gradients) if rank not in gone)
+
+
+def test_who_would_come_back_to_a_host_that_hears_nobody_comes_when_it_does() -> None:
+    faults = "hosts 0 and 1 part at 300ms, for 500ms + rank 3 dies at 250ms, back at 400ms"
+    run = ob.simulate("eager", None, P, STEPS, compute_s=STEP_S, faults=faults, network=ob.Network(hosts=2))
+    assert [(one.rank, one.cut) for one in run.absences] == [(3, False), (2, True)]
+    assert all(one.back_s is not None and one.back_s >= 0.8 for one in run.absences)
 
 
 # Coming back.
@@ -131,7 +167,7 @@ RETURNS = ("rank 0 dies at 350ms, back at 650ms", "2 ranks die at 250ms, back af
 def test_who_comes_back_takes_part_again_and_the_others_do_not_notice(task: ob.Task, name: str, faults: str) -> None:
     delays = ob.delays.parse(SLOW)
     run = ob.simulate(METHODS[name], task, P, STEPS, compute_s=STEP_S, delays=delays, faults=faults)
-    back = [(rank, died_s, back_s) for rank, died_s, back_s, _ in run.absences if back_s is not None]
+    back = [(rank, died_s, back_s) for rank, died_s, back_s, *_ in run.absences if back_s is not None]
     assert len(back) == (1 if "rank 0" in faults else 2)
     for rank, died_s, back_s in back:
         assert died_s + 0.2 <= back_s < died_s + 0.3 + 3 * STEP_S

@@ -1135,6 +1135,7 @@ class Table:
         self.server: ChannelServer | WeightsServer | None = None
         self.roads: dict[str, Road] = {}
         self._opened: set[str] = set()
+        self._plan: dict[str, Any] = {}
         self.has_looked = self.is_closed = False
 
     def _may_write(self, rank: int, slot: int) -> bool:
@@ -1152,9 +1153,12 @@ class Table:
         server = self.server
         if isinstance(message, say.Opened):
             self._opened.add(other.name)
+            self._plan = message.plan or self._plan
+            self._answer_for_the_dead()
         elif isinstance(message, say.Shut):
             self._opened.discard(other.name)
         if server is None or self.is_closed:
+            self.went_on()
             return
         if isinstance(message, say.Opened):
             server.others.opened(other.name)
@@ -1231,23 +1235,37 @@ class Table:
 
     def _open(self, worker: Worker, message: say.OpenChannel) -> None:
         if self.server is None:
-            plan, size = message.plan, self._play.size
-            trip_s = self._play.trip_s
-            of, trip = plan["of"], lambda host: trip_s
-            others = Counterparts(KEY, plan["homes"], size, self.name, self._carry, of, trip)
-            send = others.send
-            others.send = lambda host, message, value=None: send(host, message, self._known(value))  # type: ignore
-            if plan["what"] == "weights":
-                self.server = WeightsServer(KEY, plan, others, self.books)
-            else:
-                self.server = ChannelServer(KEY, plan, others, self.books, _is_nowhere)
-            for name in self._opened:
-                others.opened(name)
-            for host in others.others:
-                self._carry(others.hosts[host], say.Opened(KEY, {}), (), None)
-            for rank in self._play.buried:
-                self.server.bury(rank)
+            self._make(message.plan)
+        assert self.server is not None
         self.server.open(message, lambda answer: self._send(worker, answer))
+
+    def _make(self, plan: dict[str, Any]) -> None:
+        size, trip_s = self._play.size, self._play.trip_s
+        of, trip = plan["of"], lambda host: trip_s
+        others = Counterparts(KEY, plan["homes"], size, self.name, self._carry, of, trip)
+        send = others.send
+        others.send = lambda host, message, value=None: send(host, message, self._known(value))  # type: ignore
+        if plan["what"] == "weights":
+            self.server = WeightsServer(KEY, plan, others, self.books)
+        else:
+            self.server = ChannelServer(KEY, plan, others, self.books, _is_nowhere)
+        for name in self._opened:
+            others.opened(name)
+        for host in others.others:
+            self._carry(others.hosts[host], say.Opened(KEY, plan if self._play.case.goes_on else {}), (), None)
+        for rank in self._buried:
+            self.server.bury(rank)
+
+    @property
+    def _buried(self) -> list[int]:
+        """Of the workers here."""
+        return [rank for rank in self._play.buried if self._play.workers[rank].table is self]
+
+    def _answer_for_the_dead(self) -> None:
+        """Nobody of this host comes, and others have."""
+        here = [worker.rank for worker in self._play.workers if worker.table is self]
+        if self.server is None and self._plan and set(here) <= set(self._buried):
+            self._make(self._plan)
 
     def _known(self, value: Any) -> Any:
         return value and Expression((self.memory.known(place), f) for place, f in value.refs)
@@ -1263,10 +1281,11 @@ class Table:
         worker.has_left = True
         self._play.buried.append(worker.rank)
         self._play.posted += 1
-        if self.server is not None:
+        self._answer_for_the_dead()
+        if self.server is not None and worker.rank not in self.server._dead:
             worker.buried_at = len(self.log_of(worker))
             self.server.bury(worker.rank)
-            self.went_on()
+        self.went_on()
 
     def log_of(self, worker: Worker) -> list[Event]:
         """All of it, whether it has heard so or not."""

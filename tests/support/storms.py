@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import offbeat as ob
-from offbeat.delays.faults import Death, Faults
+from offbeat.delays.faults import Death, Faults, Part
 from offbeat.sim import simulation
 from offbeat.sim.fleet import Fleet
 from offbeat.sim.workers import Worker
@@ -33,7 +33,7 @@ EVENTS_PER_STEP = 3_000  # of a worker; one that needs more goes on for ever
 CLOSE = 1e-9
 LATE_S = 1.5  # by when a round that began before has ended
 
-KINDS = ("one", "one, back", "rank 0", "several", "several, back", "again", "mtbf", "mtbf, back")
+KINDS = ("host", "parts", "one", "one, back", "rank 0", "several", "several, back", "again", "mtbf", "mtbf, back")
 LATENESS = ("none", "none", "1 rank 50ms", "rank 0 90ms", "lognormal 30ms 1", "exponential 40ms", "30% 100ms")
 
 # Sums of gradients that all apply alike: what is in one replica is in all. Means of weights: what is in one may have
@@ -59,6 +59,7 @@ class Storm:
     latency_s: float = 1e-4
     bandwidth_Bps: float = 1e9
     seed: int = 0
+    hosts: int | None = None
     fates: tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -81,7 +82,7 @@ def drawn(number: int) -> Storm:
     """The storm of a seed."""
     draw = random.Random(number)
     workers, steps = draw.randint(1, 9), draw.randint(1, MOST_STEPS)
-    name = draw.choice(list(ob.STRATEGIES))
+    name = draw.choice([*ob.STRATEGIES, *["eager"] * 6])  # what is owed is the most that can be lost, or count twice
     while True:
         try:
             made = methods.drawn(name, workers, lambda options: draw.choice(list(options)))
@@ -91,15 +92,18 @@ def drawn(number: int) -> Storm:
     settings = dict(made.settings)
     settings.update({key: 1 for key in settings if key == "per_node"})  # where no death is taken
     if settings.get("codec") is not None:
-        settings["codec"] = draw.choice([None, "bf16", "int8", "qsgd8"])
+        settings["codec"] = draw.choice([None, None, None, "bf16", "int8", "qsgd8"])
     faults, fates = Faults(), list[str]()
+    hosts = draw.choice([None, 1, 2, 2, 3, 4])
+    hosts = None if hosts is None or hosts > workers else hosts
     for kind in draw.sample(KINDS, draw.randint(1, 3)):
-        more = _joined(faults, _of_kind(kind, workers, steps, draw))
+        more = _joined(faults, _of_kind(kind, workers, steps, hosts or workers, draw))
         try:
-            more.check(workers, number)
+            more.check(workers, number, hosts)
         except ValueError:
             continue
-        faults, fates = more, [*fates, kind]
+        fates += [kind] if more != faults else []
+        faults = more
     return Storm(
         name,
         settings,
@@ -110,11 +114,12 @@ def drawn(number: int) -> Storm:
         draw.choice([0.0, 1e-4, 0.01, 0.05]),
         draw.choice([1e9, 1e9, 2e4]),
         number,
+        hosts,
         tuple(fates),
     )
 
 
-def _of_kind(kind: str, workers: int, steps: int, draw: random.Random) -> Faults:
+def _of_kind(kind: str, workers: int, steps: int, hosts: int, draw: random.Random) -> Faults:
     def moment(longest_s: float) -> float:
         """Some at the very moments at which steps are over."""
         at_s = draw.random() * longest_s
@@ -123,6 +128,13 @@ def _of_kind(kind: str, workers: int, steps: int, draw: random.Random) -> Faults
     at_s, absent_s = moment(STEP_S * steps * 1.2), max(0.001, moment(STEP_S * 6))
     who = draw.randrange(workers)
     match kind:
+        case "host":
+            return Faults(hosts=(Death(draw.randrange(hosts), at_s, draw.choice([None, absent_s, absent_s])),))
+        case "parts":
+            sides = draw.sample(range(hosts), hosts)
+            first, last = draw.randint(1, hosts), draw.randint(1, hosts)
+            one, other = tuple(sides[:first]), tuple(sides[first : first + last])
+            return Faults(parts=(Part(one, other, at_s, absent_s),)) if other else Faults()
         case "one":
             return Faults(dies=(Death(who, at_s),))
         case "one, back":
@@ -144,7 +156,8 @@ def _of_kind(kind: str, workers: int, steps: int, draw: random.Random) -> Faults
 
 def _joined(one: Faults, other: Faults) -> Faults:
     mtbf = one if other.mtbf_s is None else other
-    return Faults(one.dies + other.dies, one.ranks + other.ranks, mtbf.mtbf_s, mtbf.mtbf_absent_s)
+    hosts, parts = one.hosts + other.hosts, one.parts + other.parts
+    return Faults(one.dies + other.dies, one.ranks + other.ranks, mtbf.mtbf_s, mtbf.mtbf_absent_s, hosts, parts)
 
 
 def without_each(storm: Storm) -> Sequence[Storm]:
@@ -280,11 +293,11 @@ class _Watched(World):
             if not bool((rows == rows[:1]).all()):
                 raise Broken(f"replicas differ at the end, by {float((rows - rows[0]).abs().max()):g}")
 
-    def die(self, rank: int) -> None:
+    def die(self, rank: int, is_cut: bool = False) -> None:
         worker = self.workers[rank]
         self.counts.died += not worker.ended and worker.away_s is None
         self.counts.died_coming += not worker.ended and worker.away_s is not None
-        super().die(rank)
+        super().die(rank, is_cut)
 
     def _comes_back(self, rank: int) -> None:
         if self.workers[rank].is_dead:
@@ -364,7 +377,7 @@ def run(storm: Storm) -> tuple[ob.Run, Counts]:
                 seed=storm.seed,
                 compute_s=STEP_S,
                 delays=ob.delays.parse(storm.lateness),
-                network=ob.Network(latency_s=storm.latency_s, bandwidth_Bps=storm.bandwidth_Bps),
+                network=ob.Network(latency_s=storm.latency_s, bandwidth_Bps=storm.bandwidth_Bps, hosts=storm.hosts),
                 faults=storm.faults,
             )
         except Deadlock as error:

@@ -246,7 +246,7 @@ def read_scene(
         faults=None if faults is None else _read("--faults", delays.faults.parse, faults),
     )
     if made.faults is not None:
-        made.faults.check(count, made.seed)
+        made.faults.check(count, made.seed, made.network.hosts)
     for what, spec in (("--delay", made.delays), ("--compute", made.compute_s)):
         delays.bind(spec, seed=made.seed, workers=count, what=what)
     return made

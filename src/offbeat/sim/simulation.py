@@ -65,7 +65,8 @@ def simulate(
     adaptive averaging over time. ``watch_s`` evaluates the mean of all replicas that often (in virtual time), for
     ``run.curve``. ``record`` keeps the order of events in this folder, for ``ob.replay``. ``faults``: who dies when,
     and who comes back, in words, ``"rank 3 dies at 40s, back at 60s"``, ``"mtbf 300s, back after 30s"``; the others go
-    on. (``strategy`` is an earlier name of ``method``.)
+    on. Whole hosts die, too, ``"host 1 dies at 40s"``, or cannot hear each other, ``"hosts 0 and 1 part at 40s, for
+    20s"``: one side goes on, the other stops meanwhile. (``strategy`` is an earlier name of ``method``.)
     """
     method = as_method(method, strategy)
     if task is not None and not isinstance(task, Task):
@@ -82,7 +83,7 @@ def simulate(
         raise ValueError("a run in which workers die cannot be replayed; leave out record, or faults")
     faults = parse_faults(faults) if isinstance(faults, str) else faults
     if faults is not None:
-        faults.check(workers, seed)
+        faults.check(workers, seed, None if network is None else network.hosts)
     told = [Told() for _ in range(workers)] if record is not None else None
     scene = _Scene(
         method,
@@ -208,7 +209,7 @@ def _run(
         observer.now = lambda: float(world.env.now)
         observer.step = lambda rank: world.workers[rank].taken - 1
     if scene.faults is not None:
-        world.befall(scene.faults.events(workers, seed), scene.faults.is_endless)
+        world.befall(scene.faults.events(workers, seed, scene.hosts), scene.faults.is_endless)
     curve: list[tuple[float, Mapping[str, float]]] = []
     if watch_s is not None and fleet is not None and task is not None and task.evaluate is not None:
         world.every(watch_s, lambda now_s: curve.append((now_s, _evaluated(task, fleet.mean_model(), seed))))

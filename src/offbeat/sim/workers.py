@@ -46,6 +46,7 @@ class Worker:
         "handed_in_s",
         "idle",
         "in_flight",
+        "is_cut",
         "is_dead",
         "known",
         "lost",
@@ -66,7 +67,7 @@ class Worker:
         self.in_flight: list[Pending] = []  # begun, and not finished
         self.known: deque[Pending] = deque()  # what its twin had begun, and knows what came of
         self.counts_in: list[Crowd] = []  # as one that is done
-        self.idle = self.done = self.ended = self.is_dead = False
+        self.idle = self.done = self.ended = self.is_dead = self.is_cut = False
         self.finished_s = self.asked_s = 0.0
         self.spent_s = 0.0  # of its own, since its method asked last
         self.handed_in_s = 0.0  # when what came of the step it is in is others', inf: not yet

@@ -154,7 +154,7 @@ class World:
     @property
     def absences(self) -> tuple[Absence, ...]:
         """In the order of the deaths."""
-        gone = [Absence(one.rank, one.finished_s, lost=one.lost) for one in self.workers if one.is_dead]
+        gone = [Absence(one.rank, one.finished_s, lost=one.lost, cut=one.is_cut) for one in self.workers if one.is_dead]
         return tuple(sorted([*self._returned, *gone], key=lambda one: (one.died_s, one.rank)))
 
     def every(self, seconds: float, look: Callable[[float], None]) -> None:
@@ -173,7 +173,7 @@ class World:
             if event.is_back:
                 self._comes_back(event.rank)
             elif any(not one.is_dead for one in self.workers if one.rank != event.rank):  # the last one never dies
-                self.die(event.rank)
+                self.die(event.rank, event.is_cut)
             if not endless or self.env.peek() < math.inf:
                 self.befall(faults, endless)
 
@@ -184,8 +184,8 @@ class World:
             look(self.env.now)
             self.every(seconds, look)
 
-    def die(self, rank: int) -> None:
-        """The worker ends, at whatever it is; the others go on."""
+    def die(self, rank: int, is_cut: bool = False) -> None:
+        """The worker ends, at whatever it is; the others go on. ``is_cut``: as it cannot hear them."""
         worker = self.workers[rank]
         if rank in self._returning:  # once more
             self._returning.remove(rank)
@@ -193,6 +193,7 @@ class World:
             return
         worker.coroutine.close()
         worker.ended = worker.is_dead = True
+        worker.is_cut = is_cut
         is_on_its_way = worker.away_s is not None
         worker.waits = ""
         self._retired(rank)
@@ -259,7 +260,7 @@ class World:
         def is_there(_: object) -> None:
             if not worker.is_dead:
                 worker.away_s = worker.lost = None
-                self._returned.append(Absence(rank, dead.finished_s, self.env.now, dead.lost))
+                self._returned.append(Absence(rank, dead.finished_s, self.env.now, dead.lost, dead.is_cut))
                 self._resume(worker, None)
 
         self.env.timeout(seconds).callbacks.append(is_there)

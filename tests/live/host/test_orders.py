@@ -282,6 +282,23 @@ def test_without_one_that_dies_at_any_moment_the_others_go_on_and_what_it_had_su
     assert died
 
 
+@pytest.mark.parametrize("homes", [(0, 0, 1), (0, 1, 1), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("name", [*GRADIENTS, *KINDS])
+def test_of_workers_on_several_hosts_the_same_holds_though_all_of_a_host_are_dead(
+    name: str, homes: tuple[int, ...]
+) -> None:
+    rules = GRADIENTS[name] if name in GRADIENTS else KINDS[name]
+    died = 0
+    for seed in range(8):
+        told = programs(seed, 3, (3, 9), also="a" if seed % 2 else "")
+        one = play(Case(rules, told, whom(rules, 3), homes=homes, dies=seed % 3, goes_on=True), seed)
+        died += any(worker.is_dead for worker in one.workers)
+        assert all(worker.turn.is_done for worker in one.workers if not worker.is_dead)
+        if rules is not None and rules.absent in ("carry", "last"):
+            what_the_dead_had_submitted_counts_once(one)
+    assert died
+
+
 @LATE_GPU
 @pytest.mark.parametrize("name", [*GRADIENTS, *KINDS])
 def test_one_that_died_comes_back_as_the_twin_of_another_once_or_twice_and_all_of_that_still_holds(

@@ -12,7 +12,7 @@ import pytest
 from offbeat.live.host import books, channel_server, ledger, process, weights_server
 from offbeat.live.host import protocol as say
 from offbeat.live.host.ledger import Expression, Sum
-from offbeat.live.host.server import BookedServer, Counterparts, MeetingServer, Passage, Unison
+from offbeat.live.host.server import BookedServer, Counterparts, MeetingServer, Passage, Server, Unison
 from offbeat.live.worker.channel_client import ChannelClient
 from offbeat.live.worker.slots import ThroughHost
 from offbeat.rounds import waiting
@@ -60,6 +60,10 @@ CASES = {
     "late gradients of the dead": Case(Rules(waiting.first, "carry", late=1), STEPS, dies=0, goes_on=True),
     "weights of the dead": Case(Rules(waiting.first, "last"), STEPS, groups(3, 2), dies=0, goes_on=True),
     "pairs with the dead": Case(None, STEPS, dies=0, goes_on=True),
+    "the dead of a host": Case(Rules(waiting.first, "carry"), STEPS, homes=(0, 0, 1), dies=2, goes_on=True),
+    "all dead of the first host": Case(
+        Rules(waiting.first, "last"), STEPS, groups(3, 2), homes=(0, 1, 1), dies=0, goes_on=True
+    ),
 }
 SEEDS = range(40)
 
@@ -317,6 +321,25 @@ def what_the_dead_had_submitted_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Seat, "bury", buried)
 
 
+def parts_that_do_not_say_who_is_absent(patch: pytest.MonkeyPatch) -> None:
+    send = Counterparts.send
+
+    def sends(self: Counterparts, host: int, message: Any, value: Any = None) -> None:
+        send(self, host, message._replace(absent=[]) if isinstance(message, say.BlockPart) else message, value)
+
+    patch.setattr(Counterparts, "send", sends)
+
+
+def other_hosts_that_hear_of_no_death(patch: pytest.MonkeyPatch) -> None:
+    send = Counterparts.send
+
+    def sends(self: Counterparts, host: int, message: Any, value: Any = None) -> None:
+        if not isinstance(message, say.Buried):
+            send(self, host, message, value)
+
+    patch.setattr(Counterparts, "send", sends)
+
+
 FAULTS: dict[str, tuple[Plant, str, str]] = {
     "answers that are being read are no roots": (roots_without("answers"), "gradients", OVERWRITTEN),
     "answers that wait for sums are no roots": (roots_without("replies"), "gradients", "is told of what does not lie"),
@@ -438,6 +461,22 @@ FAULTS: dict[str, tuple[Plant, str, str]] = {
         always(channel_server.ChannelServer, "bury", BookedServer.bury),
         "gradients of the dead",
         f"{STUCK}|is not in list",
+    ),
+    "other hosts do not hear of a death": (other_hosts_that_hear_of_no_death, "the dead of a host", STUCK),
+    "a part of a round does not say who is absent": (
+        parts_that_do_not_say_who_is_absent,
+        "the dead of a host",
+        "came to",
+    ),
+    "a host process whose workers are dead leaves": (
+        always(Server, "stays", property(lambda self: False)),
+        "all dead of the first host",
+        STUCK,
+    ),
+    "a host whose workers are all dead opens nothing": (
+        always(at_host.Table, "_answer_for_the_dead", lambda self: None),
+        "the dead of a host",
+        STUCK,
     ),
     "a dead one is waited for before it has come": (
         always(

@@ -104,12 +104,16 @@ def test_the_others_take_all_their_steps_and_end_equal(ended: Any, case: Case) -
 # What counts.
 
 
-def counted(rank: int, method: str, layout: tuple[int, ...]) -> list[float]:
+def counted(rank: int, method: str, layout: tuple[int, ...], leaves: bool) -> list[float]:
+    """One of them dies, or leaves."""
     on_host(layout[rank])
     model = Ticks()
     optimizer = ob.attach(torch.optim.SGD(model.parameters(), lr=1.0), model, COUNTED[method], min_workers=1)
     for t in range(STEPS):
         if rank == 2 and t == LAST:
+            if leaves:
+                optimizer.leave()
+                return []
             die()
         optimizer.zero_grad()
         (-model.w[rank]).backward()
@@ -118,7 +122,11 @@ def counted(rank: int, method: str, layout: tuple[int, ...]) -> list[float]:
     return model.w.detach().tolist()
 
 
-COUNTS = [(m, LAYOUTS[k % 3]) for k, m in enumerate(m for m in COUNTED if m != "msync")]
+COUNTS = [
+    (m, LAYOUTS[(k + leaves) % 3], leaves)
+    for k, m in enumerate(m for m in COUNTED if m != "msync")
+    for leaves in (False, True)
+]
 
 
 @pytest.fixture(scope="module")
@@ -127,10 +135,11 @@ def counts() -> dict[Any, list[forge.Outcome]]:
     return dict(zip(COUNTS, forge.run(jobs, at_once=2), strict=True))
 
 
-@pytest.mark.parametrize("case", COUNTS, ids=lambda case: f"{case[0]}, {case[1]}")
+@pytest.mark.parametrize("case", COUNTS, ids=lambda case: f"{case[0]}, {case[1]}{', leaves' if case[2] else ''}")
 def test_every_gradient_that_the_dead_one_had_submitted_counts_once_and_then_a_mean_is_one_of_three(
-    counts: Any, case: tuple[str, tuple[int, ...]]
+    counts: Any, case: tuple[str, tuple[int, ...], bool]
 ) -> None:
+    assert counts[case][2].exit_code == (0 if case[2] else -signal.SIGKILL)
     for rank, outcome in enumerate(counts[case]):
         if rank != 2:
             assert outcome.returned, outcome.stderr[-3000:]
