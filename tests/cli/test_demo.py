@@ -32,6 +32,21 @@ HANGS_S = 600.0  # after so long a process is taken to hang
 
 
 @live
+def test_the_demo_of_a_death_shows_that_ddp_ends_and_that_the_others_go_on_with_every_sample(tmp_path: Path) -> None:
+    words = ["demo", "--kill", "--workers", "3", "--steps", "10"]
+    done = subprocess.run(
+        [sys.executable, "-m", "offbeat", *words], cwd=tmp_path, capture_output=True, text=True, timeout=HANGS_S
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("rank 2 was killed by SIGKILL") == 2
+    assert "DDP ends after 15 of 60 steps" in done.stdout
+    out = " ".join(done.stdout.split())
+    assert "rank 2 is killed ended by the death" in out
+    assert out.count("5,760 of 5,760 samples were used once.") == 2
+    assert out.count("Rank 2 died") == 1
+
+
+@live
 def test_the_demo_compares_ddp_with_the_five_papers_and_leaves_a_report(tmp_path: Path) -> None:
     words = ["demo", "--workers", "2", "--steps", "12", "--json", "runs.json", "--trace", "trace.json"]
     done = subprocess.run(

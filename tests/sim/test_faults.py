@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import offbeat as ob
-from offbeat.delays.faults import Death, Faults, Part, parse
+from offbeat.delays.faults import Death, Faults, Parting, parse
 from offbeat.runs.absences import Absence, told
 from tests.support.methods import EVERY_KIND
 
@@ -123,7 +123,7 @@ def test_faults_say_what_they_were_told() -> None:
     wanted = Faults((Death(3, 40.0, 20.0),), (Death(2, 1.0, 0.5),), 300.0, 30.0)
     assert parse(str(parse(text))) == parse(text) == wanted
     text = "host 1 dies at 40s, back after 20s + hosts 0,2 and 1 part at 1min, for 20s"
-    wanted = Faults(hosts=(Death(1, 40.0, 20.0),), parts=(Part((0, 2), (1,), 60.0, 20.0),))
+    wanted = Faults(hosts=(Death(1, 40.0, 20.0),), parts=(Parting((0, 2), (1,), 60.0, 20.0),))
     assert parse(str(parse(text))) == parse(text) == wanted
     assert parse("none") is None
 

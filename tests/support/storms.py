@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import offbeat as ob
-from offbeat.delays.faults import Death, Faults, Part
+from offbeat.delays.faults import Death, Faults, Parting
 from offbeat.sim import simulation
 from offbeat.sim.fleet import Fleet
 from offbeat.sim.workers import Worker
@@ -134,7 +134,7 @@ def _of_kind(kind: str, workers: int, steps: int, hosts: int, draw: random.Rando
             sides = draw.sample(range(hosts), hosts)
             first, last = draw.randint(1, hosts), draw.randint(1, hosts)
             one, other = tuple(sides[:first]), tuple(sides[first : first + last])
-            return Faults(parts=(Part(one, other, at_s, absent_s),)) if other else Faults()
+            return Faults(parts=(Parting(one, other, at_s, absent_s),)) if other else Faults()
         case "one":
             return Faults(dies=(Death(who, at_s),))
         case "one, back":

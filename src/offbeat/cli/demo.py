@@ -125,8 +125,8 @@ def demo(
 def _killed(workers: int, steps: int, seed: int) -> None:
     """Three jobs, one after the other; what their launcher and their workers say comes between."""
     console, task = Console(), tasks.digits(lr=LR, momentum=MOMENTUM)
-    table = Table("job", "time", "batches used", "accuracy", box=None, pad_edge=False)
-    deaths: list[str] = []
+    table = Table("job", "time", "accuracy", box=None, pad_edge=False)
+    told: list[str] = []
     for name, made, victim in (
         (f"{DDP}, rank {workers - 1} is killed", None, workers - 1),
         (f"self_clocked, rank {workers - 1} is killed", named("self_clocked"), workers - 1),
@@ -138,15 +138,14 @@ def _killed(workers: int, steps: int, seed: int) -> None:
         accuracy = next((one.metrics["accuracy"] for one in run.ended.values() if "accuracy" in one.metrics), None)
         table.add_row(
             name,
-            format_seconds(run.seconds) if last else "–",
-            " ".join(last.of_work) if last else "the job ended with the death",
+            format_seconds(run.seconds) if last else "ended by the death",
             "–" if accuracy is None else f"{accuracy:.1%}",
         )
-        deaths += last.of_deaths if last else []
+        told += [f"{name}: {' '.join([*last.of_work, *last.of_deaths])}"] if last else []
     console.print()
     console.print(f"{workers} processes, {workers * steps} batches of 32 digits in all; seed {seed}", soft_wrap=True)
     console.print(table)
-    for sentence in deaths:
+    for sentence in told:
         console.print(Text(sentence))
 
 

@@ -28,7 +28,7 @@ class Death(NamedTuple):
     absent_s: float | None = None
 
 
-class Part(NamedTuple):
+class Parting(NamedTuple):
     """The hosts of ``one`` side and those of the ``other`` cannot hear each other for a while. Whoever is on neither
     goes with the side that goes on: the one of more hosts that have workers, or else the one with the first of them.
     """
@@ -61,7 +61,7 @@ class _Due(NamedTuple):
     at_s: float
     number: int
     kind: str
-    of: Death | Part
+    of: Death | Parting
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Faults:
     mtbf_s: float | None = None
     mtbf_absent_s: float | None = None
     hosts: tuple[Death, ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Parting, ...] = ()
 
     def check(self, workers: int, seed: int, hosts: int | None = None) -> None:
         """Refuse what cannot be with so many workers on so many ``hosts`` (None: each on one of its own)."""
@@ -115,7 +115,7 @@ class Faults:
         while due:
             at_s, number, kind, of = heapq.heappop(due)
             living = [rank for rank in range(workers) if rank not in away]
-            if isinstance(of, Part):
+            if isinstance(of, Parting):
                 stop, who = of.stop({home[rank] for rank in living}), 0
                 absent_s: float | None = of.for_s
                 cut_until_s |= {host: max(at_s + of.for_s, cut_until_s.get(host, 0.0)) for host in stop}
@@ -190,7 +190,7 @@ def parse(text: str) -> Faults | None:
     if text.strip().lower() == "none":
         return None
     dies, ranks, mtbf = list[Death](), list[Death](), list[tuple[float, float | None]]()
-    hosts, parts = list[Death](), list[Part]()
+    hosts, parts = list[Death](), list[Parting]()
     for part in text.split("+"):
         phrase, _, returns = " ".join(part.lower().replace("μ", "µ").split()).partition(",")
         if match := re.fullmatch(r"rank (\d+) dies at (.+)", phrase):
@@ -204,7 +204,7 @@ def parse(text: str) -> Faults | None:
             hosts.append(Death(int(match[1]), at_s, _absent(returns, at_s, text)))
         elif match := re.fullmatch(r"hosts ([\d, ]+) and ([\d, ]+) part at ([^,]+), for (.+)", f"{phrase},{returns}"):
             one, other = (tuple(int(number) for number in re.findall(r"\d+", match[k])) for k in (1, 2))
-            parts.append(Part(one, other, _seconds(match[3], text), _seconds(match[4], text)))
+            parts.append(Parting(one, other, _seconds(match[3], text), _seconds(match[4], text)))
         elif (match := re.fullmatch(r"mtbf (.+)", phrase)) and not mtbf:
             mtbf.append((_seconds(match[1], text), _absent(returns, None, text)))
         else:

@@ -6,6 +6,7 @@ it can be said of each batch whether it was used. DDP, which cannot go on, has i
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
@@ -68,8 +69,9 @@ def kill_one(killing: Killing, workers: int) -> Survived:
     """Run it. Who dies, and who is started again, the launcher says while it lasts."""
     with tempfile.TemporaryDirectory(prefix="offbeat-") as folder:
         Path(folder, "killing").write_bytes(pickle.dumps(killing))
-        run_script(["-m", __name__, folder], workers, restarts=1)
-        parts = {int(file.suffix[1:]): pickle.loads(file.read_bytes()) for file in Path(folder).glob("ended.*")}
+        run_script(["-m", __name__, folder], workers, restarts=int(killing.method != "ddp"))
+        ended = {int(file.suffix[1:]): json.loads(file.read_bytes()) for file in Path(folder).glob("ended.*")}
+        parts = {rank: Survivor(**told) for rank, told in sorted(ended.items())}
         began_s = [float(file.read_text(encoding="ascii")) for file in Path(folder).glob("began.*")]
     ends_s = [one.end_s for one in parts.values()]
     return Survived(max(ends_s, default=0.0) - min(began_s, default=0.0) if parts else 0.0, parts)
@@ -115,7 +117,10 @@ def main(folder: str) -> None:
     except RuntimeError as error:
         if supply is not None:
             raise
-        print(f"DDP ends after {steps} of {killing.steps} steps: {str(error).splitlines()[0][:100]}", flush=True)
+        print(
+            f"DDP ends after {steps} of {killing.steps} steps: {str(error).splitlines()[0].rpartition('] ')[2][:80]}",
+            flush=True,
+        )
         os._exit(1)
     sentences = optimizer.summary().sentences if isinstance(optimizer, Attached) else ()
     told = Survivor(
@@ -125,7 +130,7 @@ def main(folder: str) -> None:
         [sentence for sentence in sentences if " died " in sentence],
         dict(task.evaluate(model)) if task.evaluate is not None and rank == 0 else {},
     )
-    Path(folder, f"ended.{rank}").write_bytes(pickle.dumps(told))
+    Path(folder, f"ended.{rank}").write_text(json.dumps(told._asdict()), encoding="utf-8")
     with suppress(RuntimeError):
         if dist.is_initialized():
             dist.destroy_process_group()
