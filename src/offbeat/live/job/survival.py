@@ -26,6 +26,7 @@ from offbeat.live.attached.attach import attach
 from offbeat.live.attached.optimizer import Attached
 from offbeat.live.job.ddp import Ddp
 from offbeat.live.job.scripts import run_script
+from offbeat.live.transport.errors import OffbeatError
 from offbeat.live.transport.hosts import returns
 from offbeat.live.work.share import share
 from offbeat.method.strategy import Method
@@ -85,7 +86,13 @@ def main(folder: str) -> None:
     optimizer: Attached | Ddp
     batches: Iterable[Sequence[int]]
     if isinstance(killing.method, Method):
-        optimizer = attach(inner, model, killing.method, seed=killing.seed)
+        try:
+            optimizer = attach(inner, model, killing.method, seed=killing.seed)
+        except OffbeatError as error:
+            if not returns():
+                raise
+            print(error, flush=True)  # too late: the others have used all batches meanwhile
+            return
         batches = supply = share(range(BATCH * killing.steps * workers), BATCH, shuffle=False)
     else:
         dist.init_process_group("gloo")
