@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test check tests long stress docs readme format hooks clean
+.PHONY: help demo test check tests tests-alone tests-live again long stress docs readme format hooks clean
 
 # Keeps a notice of the documentation's theme about its successor out of the output.
 export NO_MKDOCS_2_WARNING := 1
@@ -20,6 +20,7 @@ help:
 	@echo 'make test    everything: make check, then make tests'
 	@echo 'make check   formatting, lint, types, what is made from the cards, and the documentation'
 	@echo 'make tests   the tests alone'
+	@echo 'make again   what of them failed the last time, if that was little'
 	@echo 'make long    the tests with all rows of their tables and more that is drawn: hours'
 	@echo 'make stress  ten minutes of random runs, some of which are stopped or killed'
 	@echo 'make docs    build the documentation, with the reference, into build/docs'
@@ -61,9 +62,18 @@ check: $(INSTALLED)
 	$(BIN)/python tools/citation.py --check
 	$(BIN)/mkdocs build --strict --quiet
 
-tests: $(INSTALLED)
+tests: tests-alone tests-live
+
+tests-alone: $(INSTALLED)
 	$(BIN)/pytest -q -m "not live" -n 2
+
+tests-live: $(INSTALLED)
 	$(BIN)/pytest -q -m live -n 4 --dist loadfile --no-loadscope-reorder
+
+# What failed the last time, once more and by itself: a machine that others use may let a process stand for long.
+again: $(INSTALLED)
+	@$(BIN)/pytest --lf --lfnf none --collect-only -q | grep :: | tee /dev/stderr | awk 'END { exit NR > 5 }'
+	$(BIN)/pytest -q --lf --lfnf none
 
 long: export OFFBEAT_TESTS := long
 long: tests
