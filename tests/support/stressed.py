@@ -73,8 +73,8 @@ def drawn(number: int) -> Plan:
         loops=draw.choice([0, 0, 2, 6]),
     )  # fmt: skip
     if plan.fate == GO_ON:  # as far as that is built
-        one_host = len(set(plan.hosts)) == 1 and re.search(r"per_node=[^1]", str(plan.strategy)) is None
-        plan = replace(plan, early=False, fate=GO_ON if one_host else "a rank is killed")
+        nodes = re.search(r"per_node=[^1]", str(plan.strategy)) is not None
+        plan = replace(plan, early=False, fate="a rank is killed" if nodes else GO_ON)
     return plan
 
 
