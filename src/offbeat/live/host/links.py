@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 
 from offbeat.live.host.protocol import HEAD, KINDS, LONGEST, LONGEST_HELLO, Challenge, Inbox, Knock, Proof, packed
 
-VERSION = 2  # of all that is said here
+VERSION = 3  # of all that is said here
 CHUNK_BYTES = 1 << 20  # of a vector, between which messages pass
 TURN_BYTES = 1 << 21  # that a connection sends, and receives, in a turn of the loop
 UNSENT_BYTES = 1 << 19  # in the kernel, ahead of a message that comes next
