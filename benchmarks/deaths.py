@@ -1,10 +1,11 @@
 """What a death costs the others, and coming back: with ``min_workers`` they go on.
 
-    python benchmarks/deaths.py [--json FILE] [--repeats 8] [--only kills,returns,goodput,saves,chaos]
+    python benchmarks/deaths.py [--json FILE] [--repeats 8] [--only kills,far,returns,goodput,saves,chaos]
                                 [--methods eager,…]
 
 - kills: 4 processes of one host, 10⁶ parameters, steps of 10 ms. One of them, another each time, is killed (SIGKILL)
   at a drawn moment; the longest step of any other, over all kills, beside the longest of runs without a kill.
+- far: the same, as if ranks 0 and 1 were on one host and 2 and 3 on another.
 - returns: the same with 25·10⁶ parameters and SGD with momentum; the killed one is started again. From its ``attach``
   until its first step is over; and the others' longest step from its return on, beside the longest before.
 - goodput: 4 processes, of which one dies a third of the way through and another after two thirds: steps of all
@@ -54,6 +55,8 @@ def work(told: Mapping[str, Any]) -> None:
     """One worker; it tells what happens in lines of JSON."""
     torch.set_num_threads(1)
     rank, life = int(os.environ["RANK"]), int(os.environ["OFFBEAT_RETURNS"])
+    if told["hosts"] > 1:
+        os.environ["OFFBEAT_HOST"] = str(rank * told["hosts"] // SIZE)
 
     def tell(**what: Any) -> None:
         print(json.dumps({"rank": rank, "life": life, "at_s": time.monotonic(), **what}), flush=True)
@@ -98,6 +101,7 @@ def run(
     backward: bool = False,
     folder: str | None = None,
     size: int = SIZE,
+    hosts: int = 1,
 ) -> list[dict[str, Any]]:
     """All that all workers tell. ``dies_s``: by rank and life, how long after attach, or in later lives its start."""
     told = {
@@ -107,6 +111,7 @@ def run(
         "parameters": parameters,
         "backward": backward,
         "folder": folder,
+        "hosts": hosts,
     }
     command = [sys.executable, "-m", "offbeat", "launch", "-n", str(size), "--restarts", str(restarts)]
     command += [__file__, "--", "--work", json.dumps(told)]
@@ -125,21 +130,28 @@ def steps_of(told: list[dict[str, Any]], skip: int = 10) -> dict[int, list[float
     return {rank: steps[skip:] for rank, steps in found.items()}
 
 
-def kills(report: Report, repeats: int, methods: list[str]) -> None:
+def kills(report: Report, repeats: int, methods: list[str], hosts: int = 1) -> None:
     draw = random.Random(0)
     for method in methods:
         longest, usual = [], []
         for k in range(repeats):
             who = k % SIZE
-            told = steps_of(run(METHODS[method], {(who, 0): draw.uniform(0.3, STEPS * STEP_S * 0.8)}))
+            dies_s = {(who, 0): draw.uniform(0.3, STEPS * STEP_S * 0.8)}
+            told = steps_of(run(METHODS[method], dies_s, hosts=hosts))
             longest.append(max(max(steps) for rank, steps in told.items() if rank != who))
             if k % 3 == 0:
-                usual.append(max(max(steps) for steps in steps_of(run(METHODS[method], {})).values()))
+                told = steps_of(run(METHODS[method], {}, hosts=hosts))
+                usual.append(max(max(steps) for steps in told.values()))
         longest.sort()
         p95, most = longest[min(len(longest) - 1, int(0.95 * len(longest)))], longest[-1]
-        what = f"{method}: longest step of another, {repeats} kills; without {median(usual) * 1e3:.0f} ms"
+        where = f" on {hosts} hosts" if hosts > 1 else ""
+        what = f"{method}{where}: longest step of another, {repeats} kills; without {median(usual) * 1e3:.0f} ms"
         value = f"median {median(longest) * 1e3:.0f}, p95 {p95 * 1e3:.0f}, max {most * 1e3:.0f} ms"
         report.row(what, value, "p95 at most 100, max 250 ms", p95 <= 0.1 and most <= 0.25)
+
+
+def far(report: Report, repeats: int, methods: list[str]) -> None:
+    kills(report, repeats, methods, hosts=2)
 
 
 def returns(report: Report, repeats: int, methods: list[str]) -> None:
@@ -229,12 +241,20 @@ def main() -> None:
         work(json.loads(sys.argv[sys.argv.index("--work") + 1]))
         return
     parser = arguments(__doc__ or "")
-    parser.add_argument("--only", default="kills,returns,goodput,saves,chaos")
+    parser.add_argument("--only", default="kills,far,returns,goodput,saves,chaos")
     parser.add_argument("--methods", default=",".join(METHODS))
     given = parser.parse_args()
     methods = [name for name in METHODS if name in given.methods.split(",")]
     report = Report("deaths", given)
-    for part, repeats in ((kills, given.repeats), (returns, 3), (goodput, 3), (saves, 3), (chaos, given.repeats)):
+    parts = (
+        (kills, given.repeats),
+        (far, given.repeats),
+        (returns, 3),
+        (goodput, 3),
+        (saves, 3),
+        (chaos, given.repeats),
+    )
+    for part, repeats in parts:
         if part.__name__ in given.only.split(","):
             part(report, repeats, methods)
     report.close()
