@@ -28,8 +28,8 @@ def test_an_integration_imports_its_trainer_only_when_it_is_used(name: str, impo
     assert name not in imported
 
 
-def test_every_trainer_has_a_script_on_the_page() -> None:
-    assert sorted(SCRIPTS) == sorted(TRAINERS)
+def test_every_trainer_has_a_script_on_the_page_and_a_loop_of_ones_own() -> None:
+    assert sorted(SCRIPTS) == sorted([*TRAINERS, "torchrun"])
 
 
 def test_a_missing_trainer_gets_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
