@@ -72,7 +72,7 @@ tests-live: $(INSTALLED)
 
 # What failed the last time, once more and by itself: a machine that others use may let a process stand for long.
 again: $(INSTALLED)
-	@$(BIN)/pytest --lf --lfnf none --collect-only -q | grep :: | tee /dev/stderr | awk 'END { exit NR > 5 }'
+	@$(BIN)/pytest --lf --lfnf none --collect-only -q | grep :: | tee -a /dev/stderr | awk 'END { exit NR > 5 }'
 	$(BIN)/pytest -q --lf --lfnf none
 
 long: export OFFBEAT_TESTS := long

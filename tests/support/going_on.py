@@ -1,14 +1,21 @@
-"""Methods of which the others go on without a worker, and a model that counts gradients."""
+"""Methods of which the others go on without a worker, a run in which some die, and a model that counts gradients."""
 
 from __future__ import annotations
+
+import os
+import signal
+import warnings
 
 import torch
 from torch import nn
 
 import offbeat as ob
+from offbeat.live.transport import hosts
 from tests.support.methods import EVERY_KIND
+from tests.support.nets import backward, flat, net, sgd
 
-SIZE = 4
+SIZE, LAST, STEPS = 4, 4, 12
+MOMENTS = ("before its first step", "between two steps", "inside a step", "in the middle of an average")
 METHODS = {
     **{name: strategy for name, strategy in EVERY_KIND.items() if "per_node=3" not in name},
     "nonblocking in time": ob.nonblocking(3),
@@ -35,3 +42,35 @@ class Ticks(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.zeros(SIZE, dtype=torch.float64))
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def on_host(number: int) -> None:
+    """This process is a worker of that host of several."""
+    os.environ[hosts.NAME] = f"host {number}"
+
+
+def left_behind(rank: int, method: str, moment: str, who: tuple[int, ...], layout: tuple[int, ...] = ()) -> list[float]:
+    """Some die; the weights that the others end with. ``layout``: the host of each."""
+    if layout:
+        on_host(layout[rank])
+    model = net()
+    optimizer = ob.attach(sgd(model, momentum=0.0), model, METHODS[method], min_workers=1)
+    last = 0 if moment == "before its first step" else LAST
+    for t in range(STEPS):
+        dies = rank in who and t == last
+        if dies and moment != "inside a step":
+            die()
+        if t == LAST and moment == "in the middle of an average":
+            optimizer.average()
+        backward(optimizer, model, rank, t)
+        if dies:
+            die()
+        optimizer.step()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*samples of this worker were never used")
+        optimizer.finish()
+    return flat(model).tolist()

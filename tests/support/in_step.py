@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
 import offbeat as ob
 
 DEPENDS_ON_TIMING = {"decoupled", "eager", "ringmaster", "msync", "self_clocked", "wagma", "nonblocking", "ad_psgd"}
@@ -44,3 +49,17 @@ IN_STEP: dict[str, ob.Strategy] = {
         ob.noloco(period=3),
     )
 }
+
+
+def task() -> ob.Task:
+    """Digits with a little noise. Their pixels are whole numbers, so entries of a gradient are equal, and which of them
+    are the largest would be a matter of the last bit, which the worlds do not share on every processor.
+    """
+    digits = ob.tasks.digits(batch=8, hidden=12, momentum=0.9, lr=0.05, dtype=torch.float64)
+
+    def batch(rank: int, step: int) -> tuple[Tensor, ...]:
+        x, y = digits.batch(rank, step)
+        noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(1000 * rank + step), dtype=x.dtype)
+        return x + 0.01 * noise, y
+
+    return replace(digits, batch=batch)

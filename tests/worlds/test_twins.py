@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import offbeat as ob
-from tests.support.in_step import DEPENDS_ON_TIMING, IN_STEP
+from tests.support.in_step import DEPENDS_ON_TIMING, IN_STEP, task
 from tests.support.long import every_or_in_turns
 from tests.support.scenarios import Call, Turns, in_turn, over
 
@@ -22,10 +22,6 @@ Run = tuple[int, bool, str]
 ON_ONE_HOST: list[Run] = [(2, False, ""), (3, True, ""), (5, True, ""), (4, False, ""), (1, False, "")]
 EACH_ON_ITS_OWN: list[Run] = [(3, True, "each"), (4, True, "each"), (2, False, "each")]
 ON_HOSTS: list[Run] = [(5, True, "hosts"), (4, False, "hosts")]
-
-
-def task() -> ob.Task:
-    return ob.tasks.digits(batch=8, hidden=12, momentum=0.9, lr=0.05, dtype=torch.float64)
 
 
 def train(rank: int, name: str, pauses: bool) -> tuple[Tensor, Tensor]:

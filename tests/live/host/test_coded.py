@@ -14,7 +14,7 @@ from torch import Tensor
 
 import offbeat as ob
 from tests.support.forge import hear, say
-from tests.support.in_step import IN_STEP
+from tests.support.in_step import IN_STEP, task
 from tests.support.long import LONG as LONG_RUN
 from tests.support.nets import flat, loss, net, sgd
 from tests.support.scenarios import Told, scenario
@@ -52,10 +52,6 @@ LONG = {
     )
 }
 Ran = dict[str, tuple[Tensor, int]]
-
-
-def task() -> ob.Task:
-    return ob.tasks.digits(batch=8, hidden=12, momentum=0.9, lr=0.05, dtype=torch.float64)
 
 
 def long_task() -> ob.Task:

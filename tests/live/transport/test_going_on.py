@@ -7,10 +7,8 @@ every death of every rank; else each method sees two.
 from __future__ import annotations
 
 import itertools
-import os
 import signal
 import time
-import warnings
 from typing import Any
 
 import pytest
@@ -21,40 +19,13 @@ from torch.utils.data import DataLoader, TensorDataset
 import offbeat as ob
 from tests.support import forge
 from tests.support.forge import Job
-from tests.support.going_on import COUNTED, METHODS, SIZE, Ticks
+from tests.support.going_on import COUNTED, LAST, METHODS, MOMENTS, SIZE, STEPS, Ticks, die, left_behind
 from tests.support.long import LONG
-from tests.support.nets import backward, flat, loss, net, sgd
+from tests.support.nets import loss, net, sgd
 
 pytestmark = pytest.mark.live
 
-LAST, STEPS = 4, 12
-MOMENTS = ("before its first step", "between two steps", "inside a step", "in the middle of an average")
 WHO = ((0,), (SIZE - 1,), (1,), (0, 2))
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def left_behind(rank: int, method: str, moment: str, who: tuple[int, ...]) -> list[float]:
-    """These ranks die; the weights that the others end with."""
-    model = net()
-    optimizer = ob.attach(sgd(model, momentum=0.0), model, METHODS[method], min_workers=1)
-    last = 0 if moment == "before its first step" else LAST
-    for t in range(STEPS):
-        dies = rank in who and t == last
-        if dies and moment != "inside a step":
-            die()
-        if t == LAST and moment == "in the middle of an average":
-            optimizer.average()
-        backward(optimizer, model, rank, t)
-        if dies:
-            die()
-        optimizer.step()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*samples of this worker were never used")
-        optimizer.finish()
-    return flat(model).tolist()
 
 
 Case = tuple[str, str, tuple[int, ...]]

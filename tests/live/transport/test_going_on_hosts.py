@@ -7,9 +7,7 @@ Four plain processes on two or three hosts of one machine. A host process whose 
 from __future__ import annotations
 
 import itertools
-import os
 import signal
-import warnings
 from typing import Any
 
 import pytest
@@ -17,49 +15,16 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat as ob
-from offbeat.live.transport import hosts
 from tests.support import forge
 from tests.support.forge import Job
-from tests.support.going_on import COUNTED, METHODS, SIZE, Ticks
+from tests.support.going_on import COUNTED, LAST, METHODS, MOMENTS, SIZE, STEPS, Ticks, die, left_behind, on_host
 from tests.support.long import LONG
-from tests.support.nets import backward, flat, loss, net, sgd
+from tests.support.nets import loss, net, sgd
 
 pytestmark = pytest.mark.live
 
-LAST, STEPS = 4, 12
 LAYOUTS = ((0, 0, 1, 1), (0, 1, 1, 1), (0, 1, 2, 1))
-MOMENTS = ("before its first step", "between two steps", "inside a step", "in the middle of an average")
 WHO = ((0,), (SIZE - 1,), (1, SIZE - 1), (2, SIZE - 1))
-
-
-def on_host(number: int) -> None:
-    os.environ[hosts.NAME] = f"host {number}"
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def left_behind(rank: int, method: str, moment: str, who: tuple[int, ...], layout: tuple[int, ...]) -> list[float]:
-    """These ranks die; the weights that the others end with."""
-    on_host(layout[rank])
-    model = net()
-    optimizer = ob.attach(sgd(model, momentum=0.0), model, METHODS[method], min_workers=1)
-    last = 0 if moment == "before its first step" else LAST
-    for t in range(STEPS):
-        dies = rank in who and t == last
-        if dies and moment != "inside a step":
-            die()
-        if t == LAST and moment == "in the middle of an average":
-            optimizer.average()
-        backward(optimizer, model, rank, t)
-        if dies:
-            die()
-        optimizer.step()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*samples of this worker were never used")
-        optimizer.finish()
-    return flat(model).tolist()
 
 
 Case = tuple[str, str, tuple[int, ...], tuple[int, ...]]

@@ -75,5 +75,5 @@ def test_on_one_host_nothing_is_coded_and_the_simulator_agrees(told: Told, name:
     sent = sum(sent for _, sent in everyones)
     assert all(0 <= run.wire_bytes - sent < 3 * STEPS for run in there)  # each counts whole bytes of every exchange
     for weights, _ in everyones:
-        assert (weights - there[0].weights[0]).abs().max() < 1e-6
-        assert (weights - there[1].weights[0]).abs().max() < 1e-6
+        assert (weights - there[0].weights[0]).abs().max() < 1e-5  # some bits, of numbers up to 4
+        assert (weights - there[1].weights[0]).abs().max() < 1e-5
