@@ -40,6 +40,7 @@ def test_the_demo_of_a_death_shows_that_ddp_ends_and_that_the_others_go_on_with_
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("rank 2 was killed by SIGKILL") == 2
+    assert done.stderr.count("the others go on, and it is started again in 200 ms") == 1
     assert re.search(r"DDP ends after 1[56] of 60 steps", done.stdout)
     out = " ".join(done.stdout.split())
     assert "rank 2 is killed ended by the death" in out

@@ -191,8 +191,8 @@ class Host:
 
     def _is_over(self, begun_s: float) -> bool:
         now_s = time.monotonic()
-        answers = bool(self._leaving) or any(server.stays for server in self._servers.values())
-        if any(connection.is_known for connection in self._connections) or answers:
+        has_workers = any(connection.is_known for connection in self._connections)
+        if has_workers or self._leaving or any(server.stays for server in self._servers.values()):
             self._ends_s = None
             return False
         if self._links is not None and self._links.owes_anybody:  # what was said last, they are to have
