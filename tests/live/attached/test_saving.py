@@ -30,7 +30,7 @@ SIZE, FEWER, MORE, OFTEN_S, STEP = 3, 2, 4, 0.05, 70
 
 def until_there_is_one(folder: str, within_s: float = 50.0) -> Iterator[int]:
     """Steps, until one is written of a step in which also a late gradient has been applied, and some more."""
-    return until(lambda: any(one.step > MORE for one in checkpoint.every(Path(folder))), within_s)
+    return until(lambda: any(one.manifest.get("step", 0) > MORE for one in checkpoint.every(Path(folder))), within_s)
 
 
 def until(there_is: Callable[[], bool], within_s: float = 50.0) -> Iterator[int]:
