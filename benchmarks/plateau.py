@@ -19,7 +19,8 @@ with a log-normal spread of 10 %, a message next to nothing or ``--message 0.5``
 
 * *nobody*: nobody is slow, all workers take as many steps: equal samples.
 * *slow*: the last worker takes five times as long for each step; *stalls*: each step of each worker stands still for a
-  second with a probability of 2 %. Both end when the time is over in which 600 steps of nobody would be: equal time.
+  second with a probability of 2 %; *speeds*: of each quarter of the workers, steps take 1, 1.5, 2.5 and 4 times as
+  long; *even*: nobody is slow. All four end when the time is over in which 600 steps of nobody would be: equal time.
 
 A figure is the held-out loss of the mean of all replicas after the run's ending, with its ratio to all-reduce's where
 nobody is slow, as the mean over seeds (first weights, batches and step times), with the least and the most; how many
@@ -59,7 +60,8 @@ DDP, REFERENCE, LETTERS, CHUNK, AT_LEAST = "ddp", "allreduce", 256, 4096, 10**6
 STEP_S, STEPS, ROWS_OF_ALL, BELOW, TARGET = 0.1, 600, 32, 2.6, 0.005
 JITTER = ob.delays.lognormal(STEP_S, 0.1)
 SLOWER, STALL_S, STALLS = 5.0, 1.0, 0.02
-SCENES = ("nobody", "slow", "stalls")
+SPEEDS = (1.0, 1.5, 2.5, 4.0)
+SCENES = ("nobody", "slow", "stalls", "speeds", "even")
 METHODS = (
     "self_clocked",
     "eager",
@@ -233,12 +235,20 @@ def network(case: Case) -> ob.Network:
 
 def simulated(case: Case) -> Outcome:
     begun = time.perf_counter()
+    quarter = max(1, case.workers // len(SPEEDS))
     late: Any = {
         "nobody": None,
+        "even": None,
         "slow": ob.delays.chronic(case.workers - 1, (SLOWER - 1) * STEP_S),
         "stalls": ob.delays.stalls(STALLS, STALL_S),
+        "speeds": ob.delays.total(
+            *[
+                ob.delays.constant((times - 1) * STEP_S, range(k * quarter, (k + 1) * quarter))
+                for k, times in enumerate(SPEEDS)
+            ]
+        ),
     }[case.scene]
-    end: dict[str, Any] = {"steps": case.steps} if late is None else {"seconds": case.steps * STEP_S}
+    end: dict[str, Any] = {"steps": case.steps} if case.scene == "nobody" else {"seconds": case.steps * STEP_S}
     run = ob.simulate(
         case.method,
         case.trained,
