@@ -44,7 +44,7 @@ def msync(m: str | int | float | Wait = "75%", codec: Codec | str | None = None)
     gradient is ever stale, so every learning rate of ``allreduce`` with a batch of m is right.
     *When it hurts*: many workers are late by a little: what is dropped was paid for. A worker that is always too late
     never learns anything from its own data.
-    *Suggested settings*: m just under the number of workers that are usually in time.
+    *Suggested settings*: m a little below the number of workers that are usually in time.
     *Departures*: a late worker is not interrupted. It ends its gradient, finds it dropped, and goes on with the current
     round. Two that are ready at the same moment both count, also beyond m.
 
