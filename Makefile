@@ -60,7 +60,7 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/python tools/cards.py --check
 	$(BIN)/python tools/citation.py --check
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict # not --quiet, with which a broken link is no error
 
 tests: tests-alone tests-live
 

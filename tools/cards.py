@@ -103,10 +103,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Each name in the table leads to its page, which only a built site has."""
-    if page.file.src_uri != "methods/index.md":
+    """In a built site each name in the table leads to its page, and a card to the pages that it names."""
+    if not page.file.src_uri.startswith("methods/"):
         return markdown
-    return re.sub(r"^\| `(\w+)` \|", r"| [`\1`](\1.md) |", markdown, flags=re.MULTILINE)
+    if page.file.src_uri == "methods/index.md":
+        return re.sub(r"^\| `(\w+)` \|", r"| [`\1`](\1.md) |", markdown, flags=re.MULTILINE)
+    return re.sub(r"\(docs/([\w-]+\.md)\)", r"([figures](../\1))", markdown)
 
 
 def _paragraphs(text: str) -> str:

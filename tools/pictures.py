@@ -1,6 +1,7 @@
 """Draws pictures of the documentation: ``python tools/pictures.py`` writes them anew.
 
-The timeline is of a simulation, the bars are of what ``docs/demo.md`` shows of real processes, the tree is ``LADDER``.
+The timeline is of a simulation, the bars are of what ``docs/demo.md`` shows of real processes, the tree is ``LADDER``,
+and the two hosts are ``HOSTS``.
 ``tests/house/test_pictures.py`` fails when a picture is no longer what its run gives.
 """
 
@@ -17,7 +18,7 @@ from offbeat.runs.trace import Span
 DOCS = Path(__file__).parent.parent / "docs"
 IMAGES = DOCS / "images"
 COLOURS = {"delay": "#f59e0b", "compute": "#3b82f6", "wait": "#e5e7eb", "communicate": "#6366f1"}
-WORDS = {"delay": "late", "compute": "computes", "wait": "waits", "communicate": "talks in the open"}
+WORDS = {"delay": "late", "compute": "computes", "wait": "waits", "communicate": "communicates"}
 WORKERS, STEPS = 6, 8
 LEFT, WIDTH, ROW, TOP = 84, 800, 20, 34  # pixels
 
@@ -160,7 +161,67 @@ def tree() -> str:
     return "\n".join(out)
 
 
-PICTURES = {"timeline.svg": timeline, "demo.svg": demo, "tree.svg": tree}
+HOSTS = {  # what the workers of each do
+    "host A": ("computes", "writes, reads", "frozen"),
+    "host B": ("computes", "writes, reads", "computes"),
+}
+DUTIES = (
+    "seats: who has arrived, who is late",
+    "sums: made when somebody takes them",
+    "codec: of what leaves the host",
+)
+
+
+def host() -> str:
+    """Two hosts: workers write into slots of their host process, and host processes talk to each other."""
+    tip = '<path d="M0 0L10 5L0 10z" fill="#52606d"/></marker></defs>'
+    out = [
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 920 430" font-family="system-ui, sans-serif" '
+        'font-size="14" fill="#1f2933" role="img">',
+        "<title>Workers write into and read from slots of the host process; host processes talk over TCP</title>",
+        '<defs><marker id="tip" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="6" markerHeight="6" '
+        f'orient="auto-start-reverse">{tip}',
+        '<rect width="920" height="430" fill="#fff"/>',
+    ]
+    for place, (name, workers) in enumerate(HOSTS.items()):
+        x = 14 + 472 * place
+        out += [
+            f'<rect x="{x}" y="14" width="420" height="402" rx="12" fill="#f5f7fa" stroke="#9aa5b1"/>',
+            f'<text x="{x + 18}" y="40" font-weight="bold" fill="#52606d">{name}</text>',
+        ]
+        for number, does in enumerate(workers):
+            left, is_frozen = x + 18 + 132 * number, does == "frozen"
+            colours = 'fill="#e4e7eb" stroke="#9aa5b1"' if is_frozen else 'fill="#dbeafe" stroke="#3b82f6"'
+            rank = len(workers) * place + number
+            out += [
+                f'<rect x="{left}" y="56" width="120" height="62" rx="8" {colours}/>',
+                f'<text x="{left + 60}" y="82" text-anchor="middle" font-weight="bold">worker {rank}</text>',
+                f'<text x="{left + 60}" y="103" text-anchor="middle" font-size="12.5" fill="#52606d">{does}</text>',
+            ]
+            ways = ((72, 186, 120),) if is_frozen else ((48, 120, 186), (72, 186, 120))
+            dashes = ' stroke-dasharray="4 4"' if is_frozen else ""
+            looks = f'stroke="#52606d" stroke-width="2" marker-end="url(#tip)"{dashes}'
+            out += [f'<path d="M{left + at} {begin}V{end}" {looks}/>' for at, begin, end in ways]
+        out += [
+            f'<rect x="{x + 18}" y="190" width="384" height="210" rx="8" fill="#fff" stroke="#6366f1"/>',
+            f'<text x="{x + 30}" y="214" font-weight="bold" fill="#4338ca">host process: offbeat-host</text>',
+            *[
+                f'<rect x="{x + 30 + 62 * slot}" y="228" width="54" height="34" rx="4" '
+                f'fill="{"#c7d2fe" if slot in (0, 1, 4) else "#eef2ff"}" stroke="#a5b4fc"/>'
+                for slot in range(6)
+            ],
+            f'<text x="{x + 30}" y="282" font-size="13" fill="#52606d">slots in memory that all workers map</text>',
+            *[f'<text x="{x + 44}" y="{314 + 26 * k}">•  {duty}</text>' for k, duty in enumerate(DUTIES)],
+        ]
+    out += [
+        '<path d="M420 342H502" stroke="#52606d" stroke-width="2" marker-start="url(#tip)" marker-end="url(#tip)"/>',
+        '<text x="461" y="330" font-size="13" text-anchor="middle" font-weight="bold" fill="#4338ca">TCP</text>',
+        "</svg>\n",
+    ]
+    return "\n".join(out)
+
+
+PICTURES = {"timeline.svg": timeline, "demo.svg": demo, "tree.svg": tree, "host.svg": host}
 
 
 def main() -> int:

@@ -31,11 +31,18 @@ def replay(
 ) -> Run:
     """Run once more what ``offbeat train --save DIR`` or ``ob.attach(…, record=DIR)`` has recorded, in its own order.
 
-    Everything that was a matter of time follows the record in this folder: who was in which round, who was late, what
-    each worker took when. So it ends with the weights of that run: bit for bit where sums have one order, else to
-    rounding. ``task`` must be the one that was trained. ``method`` is needed only where the record cannot name all
-    its settings, such as a codec of one's own. The clock is virtual: ``compute_s`` and ``network`` decide how long
-    things take, and nothing else. (``strategy`` is an earlier name of ``method``.)
+    Everything that was a matter of time follows the record: who was in which round, who was late, what each worker took
+    when. So the replay ends with the weights of that run: bit for bit where sums have one order, else to rounding.
+
+    Args:
+        record: The folder of the record.
+        task: The task that was trained.
+        method: The method, only where the record cannot name all its settings, such as a codec of one's own.
+        compute_s: A step's computation. The clock is virtual: this decides how long things take, and nothing else.
+        network: The links between workers, which decide no more than that either.
+        spans: Whether ``run.trace`` keeps each worker's timeline.
+        rounds: Whether ``run.trace`` keeps the rounds.
+        strategy: Another name of ``method``.
     """
     if not isinstance(task, Task):
         raise TypeError(f"{task!r} is not a task; use the one that was trained")

@@ -159,6 +159,13 @@ def test_words_are_those_of_the_field(page: str) -> None:
     assert found == []
 
 
+@pytest.mark.parametrize("name", ob.STRATEGIES)
+def test_a_card_has_short_sentences_and_words_of_the_field(name: str) -> None:
+    text = ob.STRATEGIES[name].text.replace("``", "`")
+    assert [s for s in _sentences(text) if len(s.split()) > 40] == []
+    assert [word for word in STRANGE if re.search(word, text, flags=re.MULTILINE)] == []
+
+
 def test_a_strange_word_and_a_long_sentence_are_found() -> None:
     assert list(_sentences("# A title\n\nOne clause. Another:\n\n- a [link](x.md) to `code`\n| a | row |")) == [
         "One clause.", "Another:", "a link to x",

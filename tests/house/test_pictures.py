@@ -34,9 +34,9 @@ def test_a_picture_is_what_its_run_gives(name: str) -> None:
     assert there == pictures.PICTURES[name](), "run: make readme"
 
 
-def test_every_picture_is_made_by_a_command_but_the_drawing_of_a_host() -> None:
+def test_every_picture_is_made_by_a_command() -> None:
     made = {*pictures.PICTURES, screenshots.PICTURE.name, "study.svg"}
-    assert {path.name for path in (ROOT / "docs" / "images").iterdir()} == made | {"host.svg"}
+    assert {path.name for path in (ROOT / "docs" / "images").iterdir()} == made
 
 
 def test_the_answers_of_the_tree_are_methods() -> None:

@@ -66,9 +66,13 @@ class _Due(NamedTuple):
 
 @dataclass(frozen=True)
 class Faults:
-    """``dies``: single ranks; ``ranks``: so many drawn ones; ``mtbf_s``: the mean time between two deaths, each of a
-    drawn worker, at moments without memory; ``hosts``: single hosts, ``parts``: hosts that do not hear each other. The
-    last worker never dies. Consecutive ranks are on a host, as many on each as on any other, or one more.
+    """Who dies when, and who comes back. The last worker never dies.
+
+    - ``dies``: single ranks.
+    - ``ranks``: so many drawn ones.
+    - ``mtbf_s``: the mean time between two deaths, each of a drawn worker, at moments without memory.
+    - ``hosts``: single hosts. Consecutive ranks are on a host, as many on each as on any other, or one more.
+    - ``parts``: hosts that do not hear each other.
     """
 
     dies: tuple[Death, ...] = ()

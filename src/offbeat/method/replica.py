@@ -24,14 +24,16 @@ OWN = ("lost", "e")  # in a method's memory: what coding has lost, which is not 
 class Replica:
     """What a method calls ``me``.
 
-    ``x`` are the weights, ``model`` the weights together with floating buffers (such as BatchNorm statistics): both
-    are the live memory of the model, so ``me.x.copy_(…)`` changes it. ``horizon`` is the number of steps of the run
-    where that is known; ``hosts``, on how many the workers are (on one: vectors do not travel); ``parameters``,
-    how many the weights consist of, where gradients say which of them they used;
-    ``slots``: where each of them lies, ``sizes``: the bytes of each, which may be more than what lies here. ``whole``:
-    where this is a shard of a model, what makes sums over it sums over all of the model; ``held``: what of a tensor
-    lies here.
-    ``memory`` is the method's own (``recall``); runtimes read ``reported``.
+    - ``x``: the weights. ``model``: the weights together with floating buffers, such as BatchNorm statistics. Both are
+      the live memory of the model, so ``me.x.copy_(…)`` changes it.
+    - ``horizon``: the number of steps of the run, where that is known.
+    - ``hosts``: on how many hosts the workers are. On one, vectors do not travel.
+    - ``parameters``: how many the weights consist of, where gradients say which of them they used.
+    - ``slots``: where each of these lies. ``sizes``: the bytes of each, which may be more than what lies here.
+    - ``whole``: if this is a shard of a model, it makes sums over the shard sums over all of the model.
+    - ``held``: what of a tensor lies here.
+    - ``memory``: the method's own (``recall``).
+    - ``reported``: what runtimes read.
     """
 
     def __init__(

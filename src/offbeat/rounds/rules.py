@@ -17,17 +17,20 @@ Absent = Literal["carry", "drop", "anew", "last", "shared"]
 class Rules:
     """How the rounds of a channel go.
 
-    ``full_every``: every n-th round is full, all workers stop for it. ``bound``: a round waits for a worker whose next
-    contribution would otherwise be older than that. ``late``: how many rounds a result may stay out while its worker
-    goes on computing (0: it waits for it). ``fade``: a gradient counts the less, the staler it is. ``good_for``: a
-    gradient that is younger than so many rounds starts or joins the next one, as if it had been made for it; an older
-    one is dropped, and its worker goes on with the newest weights. (None: only what was made for a round starts it.)
-    ``pool``: a round is made of so many of those who have handed something in; the others have no part in it, and
-    nothing answers for them. (None: all take part in every round, each in its block of a schedule.) ``draws``: where
-    messages are quick, with so many others that compute a worker averages, one after the other. ``grace``: how long
-    a round that may start waits for others, in seconds, or as long as that pays (`offbeat.rounds.grace`). ``spares``:
-    results change nothing but the weights and the inner optimiser, alike for all; so whoever has missed many of them
-    may take over another's replica instead (`offbeat.rounds.spares`).
+    - ``full_every``: every n-th round is full. All workers stop for it.
+    - ``bound``: a round waits for a worker whose next contribution would otherwise be older than that.
+    - ``late``: how many rounds a result may stay out while its worker goes on computing. With 0 the worker waits.
+    - ``fade``: a gradient counts the less, the staler it is.
+    - ``good_for``: a gradient that is younger than so many rounds starts or joins the next one, as if it had been made
+      for it. An older one is dropped, and its worker goes on with the newest weights. With None only what was made for
+      a round starts it.
+    - ``pool``: a round is made of so many of those who have handed something in. The others have no part in it, and
+      nothing answers for them. With None all take part in every round, each in its block of a schedule.
+    - ``draws``: where messages are quick, a worker averages with so many others that compute, one after the other.
+    - ``grace``: how long a round that may start waits for others, in seconds, or as long as that pays
+      (`offbeat.rounds.grace`).
+    - ``spares``: results change nothing but the weights and the inner optimiser, alike for all. So a worker that has
+      missed many of them may take over another's replica instead (`offbeat.rounds.spares`).
     """
 
     wait: Wait

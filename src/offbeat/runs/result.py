@@ -44,7 +44,7 @@ class Result:
 
     @property
     def strategy(self) -> str:
-        """An earlier name of ``method``."""
+        """Another name of ``method``."""
         return self.method
 
     @property

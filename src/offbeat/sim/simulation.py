@@ -56,17 +56,30 @@ def simulate(
 ) -> Run:
     """Run ``method`` on ``workers`` simulated workers, in virtual time.
 
-    It may also be named in words, ``"wagma:tau=5"``; without one it is the default, that of ``ob.attach``.
-    The run ends by one of ``steps`` (so many gradients for every worker), ``samples`` (so many gradients taken by all
-    together, the next by whoever is free; a task's schedule follows the steps of all) or ``seconds`` (of virtual time).
-    ``compute_s`` is a step's computation, ``delays`` come on top, before it: numbers, distributions (``ob.delays``) or
-    functions of (step, rank). ``task=None`` simulates time alone, with a model of ``parameters`` float32 numbers.
-    ``spans`` keeps each worker's timeline in ``run.trace``, and the loss, the spread of the replicas and the period of
-    adaptive averaging over time. ``watch_s`` evaluates the mean of all replicas that often (in virtual time), for
-    ``run.curve``. ``record`` keeps the order of events in this folder, for ``ob.replay``. ``faults``: who dies when,
-    and who comes back, in words, ``"rank 3 dies at 40s, back at 60s"``, ``"mtbf 300s, back after 30s"``; the others go
-    on. Whole hosts die, too, ``"host 1 dies at 40s"``, or cannot hear each other, ``"hosts 0 and 1 part at 40s, for
-    20s"``: one side goes on, the other stops meanwhile. (``strategy`` is an earlier name of ``method``.)
+    One of ``steps``, ``samples`` and ``seconds`` ends the run.
+
+    Args:
+        method: A method, or its name in words, ``"wagma:tau=5"``. The default is that of ``ob.attach``.
+        task: What is learned. ``None`` simulates time alone.
+        workers: How many there are.
+        steps: The gradients of each worker.
+        samples: The gradients of all workers together. A worker that is free takes the next one, and a task's schedule
+            follows the steps of all.
+        seconds: The virtual time at the end.
+        seed: The seed of weights, delays and every random choice.
+        compute_s: A step's computation: a number, a distribution (``ob.delays``) or a function of (step, rank).
+        delays: What is added to it, before the computation; the same kinds of values.
+        network: The links between workers.
+        parameters: Without a task: how many float32 numbers the model has.
+        spans: Whether ``run.trace`` keeps each worker's timeline, and over time the loss, the spread of the replicas
+            and the period of adaptive averaging.
+        rounds: Whether ``run.trace`` keeps the rounds.
+        watch_s: How often, in virtual time, the mean of all replicas is evaluated, for ``run.curve``.
+        record: A folder for the order of events, for ``ob.replay``.
+        faults: Who dies when, and who comes back, in words: ``"rank 3 dies at 40s, back at 60s"``, ``"mtbf 300s, back
+            after 30s"``. The others go on. Whole hosts die, too, ``"host 1 dies at 40s"``, or cannot hear each other,
+            ``"hosts 0 and 1 part at 40s, for 20s"``: one side goes on, and the other stops meanwhile.
+        strategy: Another name of ``method``.
     """
     method = as_method(method, strategy)
     if task is not None and not isinstance(task, Task):

@@ -41,24 +41,24 @@ PAPER = Paper(
 
 @method(PAPER)
 def ad_psgd(graph: str | Iterable[Edge] = "exponential", moments: int | None = None) -> Body:
-    """Average with one neighbour at a time while computing; add one's own step to what came of it.
+    """Average with one neighbour at a time while computing; add one's own step to the result.
 
-    While a worker computes a gradient at x̂, its weights are averaged with a drawn neighbour's, and with those of
-    whoever draws it. Then its own step is added to whatever its weights have become: x ← x − γ g(x̂). The neighbour
-    need not stop for that, so a slow worker delays nobody, and no order of arrivals can lock.
+    While a worker computes a gradient at x̂, its weights are averaged with those of a neighbour that it draws, and with
+    those of each worker that draws it. Then its own step is added to the result: x ← x − γ g(x̂). The neighbour does
+    not stop for that. So a slow worker delays nobody, and no order of arrivals can lock.
 
-    ``graph``: whose neighbours are drawn from, anew each step: a name, or a list of edges between ranks.
+    ``graph``: whose neighbours are drawn from, anew in each step: a name, or a list of edges between ranks.
     ``moments=10``: after every tenth step the inner optimiser's moments, such as Adam's, are averaged in a round of all
-    workers, in which what the absent handed in last answers for them.
+    workers. The last values of the absent answer for them.
 
     *When it helps*: workers of lasting unequal speed; a network where only neighbours can talk cheaply.
-    *When it hurts*: many workers on a thin graph: agreement spreads slowly. Gradients are as stale as averages came in.
-    Between hosts a step waits until the worker's own visit is back, so a slow link holds up those who cross it.
-    At equal samples, with nobody slow, a Transformer with AdamW ended 2 % above DDP's loss with 4 workers.
+    *When it hurts*: many workers on a thin graph: agreement spreads slowly. A gradient is stale by the averages that
+    came in while it was computed. Between hosts a step waits until the worker's own visit is back, so a slow link
+    delays the workers whose visits cross it. At equal samples, with nobody slow, a Transformer with AdamW ended 2 %
+    above DDP's loss with 4 workers.
     *Suggested settings*: the exponential graph (the default), whose neighbours are near everyone.
-    *Departures*: the averaging is the exactly sum-preserving form (each side adds half of the difference of the two
-    snapshots); every worker is active and passive, since nobody stops for a meeting; the paper splits workers to avoid
-    deadlock.
+    *Departures*: each side adds half of the difference of the two snapshots, so that the sum is preserved exactly.
+    Every worker is active and passive, since nobody stops for a meeting; the paper splits workers to avoid deadlock.
     Not to be confused with ``adaptive`` (ADPSGD).
 
     Example: ``ob.ad_psgd()``

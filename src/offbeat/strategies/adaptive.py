@@ -56,23 +56,25 @@ def adaptive(
 ) -> Body:
     """Average the weights of all with a period that follows the spread of the replicas.
 
-    Local SGD that finds its own period: often while the replicas drift apart fast, seldom when they stay together. At
-    each average the workers also measure their spread, S_k = (1/n) Σ_i ‖w̄ − w_i‖². In the first part of the run the
-    period stays p and C₂, the mean of S_k/γ_k, is taken. From then on S_k is held near γ_k · C₂: below 0.7 of it p
-    grows by one, above 1.3 of it p shrinks by one. (ADPSGD, ADaptive Periodic averaging; not AD-PSGD, Asynchronous
-    Decentralized.)
+    This is local SGD that finds its own period: short while the replicas drift apart fast, long while they stay
+    together. At each average the workers also measure their spread, S_k = (1/n) Σ_i ‖w̄ − w_i‖². In the first part of
+    the run the period stays p, and C₂, the mean of S_k/γ_k, is taken. From then on S_k is held near γ_k · C₂: below 0.7
+    of it p grows by one, above 1.3 of it p shrinks by one. (The paper calls it ADPSGD, ADaptive Periodic averaging.
+    That is not AD-PSGD, Asynchronous Decentralized, which is ``ad_psgd``.)
 
-    ``period``: p at the beginning; ``cap`` the largest it becomes; ``low`` and ``high`` the two bounds. ``sampling``:
-    the part of the run that is measured, ``"25%"`` or ``"1000 steps"``. (A number up to 1 is a share, a larger one
-    steps.) Where the length of the run is not known, a share means 25 periods. ``moments``: as in ``local_sgd``.
+    ``period``: p at the beginning. ``cap``: the largest p.
+    ``low``: the bound below which p grows. ``high``: the bound above which it shrinks.
+    ``sampling``: the first part of the run: a share, ``"25%"`` or a number up to 1, or steps, ``"1000 steps"`` or a
+    larger number. If the length of the run is not known, a share means 25 periods.
+    ``moments``: as in ``local_sgd``.
 
     *When it helps*: a thin network, and a period that nobody wants to tune, or that changes with the learning rate.
-    After each decay of the learning rate the period climbs by itself.
-    *When it hurts*: short runs (the first quarter only measures); a warm-up from a tiny learning rate makes the first
-    measurements unlike the later ones; a chronically slow worker is still waited for.
+    After each decay of the learning rate the period grows by itself.
+    *When it hurts*: short runs, since the first quarter only measures; a warm-up from a tiny learning rate, where the
+    first measurements are unlike the later ones. All workers wait for one that is always slow.
     *Suggested settings*: the defaults.
-    *Departures*: none known; the paper's first epoch with p = 1 is left out, p is capped. The learning rate of the rule
-    is the workers' mean, so that workers whose schedulers have come to different points decide alike.
+    *Departures*: none known. The paper's first epoch with p = 1 is left out, and p has a cap. The rule takes the mean
+    of the workers' learning rates, so that workers whose schedulers have come to different points decide alike.
 
     Example: ``ob.adaptive(period=4, sampling="1000 steps")``
     """

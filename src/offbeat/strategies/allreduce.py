@@ -21,13 +21,14 @@ PAPER = Paper(
 def allreduce() -> Body:
     """Average every gradient among all workers, every step, while backward still runs.
 
-    w ← w − γ · (1/P) Σ g_i, over the workers that still have data. The baseline of all the others: replicas stay
-    bitwise equal, and the result is that of one process with a batch P times as large.
+    w ← w − γ · (1/P) Σ g_i, over the workers that still have data. All other methods are measured against it: replicas
+    stay bitwise equal, and the result is that of one process with a batch P times as large.
 
     *When it helps*: workers of equal speed on a quick network, and results that must not depend on the number of
     workers.
     *When it hurts*: every step takes as long as the slowest worker's.
-    *Suggested settings*: none to make. Scale the learning rate with P, and warm it up.
+    *Suggested settings*: there are none. The learning rate is that of DDP; from that of one process, scale it with P,
+    and warm it up.
 
     Example: ``ob.attach(optimizer, model, ob.allreduce())``
     """

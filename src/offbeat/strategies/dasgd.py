@@ -55,22 +55,23 @@ def dasgd(
 ) -> Body:
     """Average the weights of all in the background, and blend the result in d steps later.
 
-    Local SGD that does not wait for its average: after every τ-th step the mean A of all weights is begun; d local
-    steps later w_i ← ξ·w_i + (1 − ξ)·A. The result does not depend on how long the exchange took, only the waiting
-    does: none, if d steps last longer than it.
+    This is local SGD that does not wait for its average. After every τ-th step the mean A of all weights is begun.
+    After d more local steps it is blended in: w_i ← ξ·w_i + (1 − ξ)·A. The result does not depend on how long the
+    exchange took. Only the waiting does: there is none if d steps last longer than the exchange.
 
-    ``period``: τ. ``delay``: d, below τ (0: at once). ``merge="paper"``: w ← ξ·w + (1 − ξ)·A; ``"correct"``: w ← w + A
-    − what I had sent, which loses nothing and needs no ``xi`` (this is CoCoD-SGD's rule). ``moments``: as in
-    ``local_sgd``; their average is not hidden.
+    ``period``: τ. ``delay``: d, below τ; 0 means at once. ``xi``: ξ.
+    ``merge="paper"``: the blend above. ``merge="correct"``: w ← w + A − what this worker had sent. That loses nothing
+    and needs no ``xi``; it is CoCoD-SGD's rule.
+    ``moments``: as in ``local_sgd``. Their average is not hidden.
 
     *When it helps*: a network whose average takes about d steps; steps that are a little uneven.
-    *When it hurts*: the paper's blend throws away (1 − ξ) of what was learned during the delay; the mean of all workers
-    afterwards is mean_snapshot + ξ·(mean_now − mean_snapshot). A chronically slow worker is still waited for.
-    A GPT with AdamW that begins with a plateau ended 12 % above all-reduce at equal samples, digits with momentum 5 %.
+    *When it hurts*: the paper's blend throws away (1 − ξ) of what was learned during the delay: the mean of all workers
+    afterwards is mean_snapshot + ξ·(mean_now − mean_snapshot). All workers wait for one that is always slow. At equal
+    samples a GPT with AdamW that begins with a plateau ended 12 % above all-reduce, digits with momentum 5 %.
     *Suggested settings*: the smallest d whose steps last as long as the average; τ = 4 to 16; ξ = 0.25.
-    *Departures*: none in ``merge="paper"``. BatchNorm statistics stay with their worker until the closing average, as
-    in the authors' code. With a codec the displacement since the last average travels, and what it loses is sent with
-    the next one; ``"correct"`` then keeps the mean up to one rounding.
+    *Departures*: none with ``merge="paper"``. BatchNorm statistics stay with their worker until the closing average, as
+    in the authors' code. With a codec the displacement since the last average travels. What it loses is sent with the
+    next one, so ``"correct"`` then keeps the mean up to one rounding.
 
     Example: ``ob.dasgd(period=8, delay=2, merge="correct")``
     """

@@ -79,30 +79,33 @@ def decoupled(
 ) -> Body:
     """Let an outer Nesterov step follow those learners who are ready, one fragment of the model after the other.
 
-    Learners train alone. Every few steps they come to a round, which is about one fragment of the model and starts when
-    a quorum is there. Learner m brings its way since the fragment was last renewed, v_m = Θ − θ_m, with a weight w_m,
-    the steps it took since then; the absent bring nothing. From Δ, the mean of the ways, Nesterov's momentum makes the
-    new fragment: buf ← μ·buf + Δ, Θ ← Θ − η·(Δ + μ·buf), and θ_m ← Θ on all. A learner that comes late takes over what
-    it has missed, in order, and joins the round that is open then with all it has learned of that fragment, if it has.
+    Learners train alone. Every few steps they come to a round. It is about one fragment of the model, and starts when a
+    quorum is there. Learner m brings its displacement since the fragment was last renewed, v_m = Θ − θ_m, with a weight
+    w_m, the number of its steps since then. The absent bring nothing. From Δ, the mean of the displacements, Nesterov's
+    momentum makes the new fragment: buf ← μ·buf + Δ, Θ ← Θ − η·(Δ + μ·buf), and θ_m ← Θ on all. A learner that comes
+    late takes over what it has missed, in order. If it has learned something of the fragment whose round is open then,
+    it joins that round with all of it.
 
-    ``every``: a learner's steps from one round to the next; a fragment's turn comes every ``every · fragments`` steps.
-    ``fragments``: whole tensors, near-equal in bytes; a model of fewer tensors has one fragment for each. ``quorum``:
-    who must be there, as ``wait`` of ``eager``, and ``grace`` how long others are waited for then. ``merge="radial"``:
-    of each tensor, Δ has the mean length of the ways and the direction of the mean of their directions, so that it does
-    not shrink as ways of many learners part; ``"direct"``: their weighted mean. ``per_node=8``: eight consecutive ranks
-    are one learner, and average their gradients in step. ``moments=10``: after every tenth round of its own a learner
-    hands in its inner optimiser's moments, such as Adam's, for a round of all, in which what the absent handed in last
-    answers for them, and takes their mean.
+    ``every``: a learner's steps from one round to the next. A fragment's turn comes every ``every · fragments`` steps.
+    ``fragments``: how many; they are whole tensors, near-equal in bytes. A model of fewer tensors has one for each.
+    ``quorum``: who must be there, as ``wait`` of ``eager``. ``grace``: how long others are waited for then.
+    ``merge="radial"``: of each tensor, Δ has the mean length of the displacements, and the direction of the mean of
+    their directions. So it does not shrink when those of many learners part. ``merge="direct"``: Δ is their weighted
+    mean.
+    ``outer_lr``: η. ``outer_momentum``: μ.
+    ``per_node=8``: eight consecutive ranks are one learner, and average their gradients in step.
+    ``moments=10``: after every tenth round of its own a learner hands in its inner optimiser's moments, such as Adam's,
+    for a round of all, and takes their mean. The last values of the absent answer for them.
 
     *When it helps*: learners far apart, of unequal speed, some of which fail or stall: the others go on, and a slow one
     counts for what it has done.
-    *When it hurts*: a quorum of one, where most of what is learned is thrown away; with one fragment a late learner's
+    *When it hurts*: a quorum of one, where most of what is learned is thrown away. With one fragment a late learner's
     steps are lost altogether. Workers that are alike: a GPT did not get off its plateau (+33 % of all-reduce's loss).
     *Suggested settings*: AdamW inside, ``every · fragments`` of 24 to 100; half of the learners or more as the quorum.
-    *Departures*: no server: all keep Θ and buf, and apply the same sums in the same order. The paper waits for one
-    learner and then for a window of the time that is left until the result is needed; here it is a quorum, and with
-    ``grace="auto"`` a window that follows from when the others usually come. Rounds are waited for by those in time,
-    where the paper lets two be under way. All batches count alike, and embeddings are merged as everything else.
+    *Departures*: there is no server: all keep Θ and buf, and apply the same sums in the same order. The paper waits for
+    one learner, and then for a window of the time that is left until the result is needed. Here it is a quorum, and
+    with ``grace="auto"`` a window that follows from when the others usually come. Those in time wait for a round, where
+    the paper lets two be under way. All batches count alike, and embeddings are merged as everything else.
 
     Example: ``ob.decoupled(every=4, fragments=8, quorum="75%")``
     """

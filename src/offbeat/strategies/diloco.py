@@ -53,26 +53,25 @@ def diloco(
     pace: Pace | None = None,
     moments: int | str | None = None,
 ) -> Body:
-    """Take hundreds of steps alone, then let an outer Nesterov step follow the workers' mean way.
+    """Take hundreds of steps alone, then let an outer Nesterov step follow the workers' mean displacement.
 
-    Every H inner steps each worker's way since the last exchange, Δ_i = θ_old − θ_i, is averaged and taken for a
-    gradient by Nesterov's momentum: buf ← μ·buf + Δ, θ ← θ_old − η·(Δ + μ·buf), and all go on from θ. The inner
+    Every H inner steps each worker's displacement since the last exchange, Δ_i = θ_old − θ_i, is averaged. Nesterov's
+    momentum takes the mean for a gradient: buf ← μ·buf + Δ, θ ← θ_old − η·(Δ + μ·buf), and all go on from θ. The inner
     optimiser (AdamW in the paper) keeps its state and is never reset.
 
-    ``period``: H. Streaming: with ``fragments`` F the model is cut into F pieces that take turns, one every H/F steps,
-    so that the peak of traffic is F times lower. With ``overlap`` τ a piece sets out τ steps before its turn and
-    training goes on meanwhile; ``merge`` α is the weight that one's own copy keeps, θ_i ← (1 − α)·θ + α·θ_i.
-
+    ``period``: H. ``outer_lr``: η. ``outer_momentum``: μ.
+    ``fragments``: F pieces of the model take turns, one every H/F steps (Streaming DiLoCo). The peak of traffic is F
+    times lower. ``overlap``: a piece sets out so many steps, τ, before its turn, and training goes on meanwhile.
+    ``merge``: α, the weight that a worker's own copy keeps then, θ_i ← (1 − α)·θ + α·θ_i.
     ``pace="speed"``: a worker takes as many of the H steps as it manages while the fastest takes all of them, and its
-    way counts by them, as in ``local_sgd``; ``period="speed"`` is that with the default H. ``moments``: as there,
-    counted in outer steps; their average is waited for, also with overlap.
+    displacement counts by them, as in ``local_sgd``. ``period="speed"``: the same with the default H.
+    ``moments``: as in ``local_sgd``, counted in outer steps. Their average is waited for, also with overlap.
 
     *When it helps*: clusters far apart, or a network so thin that an average every few steps is out of the question.
-    *When it hurts*: early in training, and with H so large that the workers part; plain SGD without momentum gains
+    *When it hurts*: early in training, and with H so large that the workers part. Plain SGD without momentum gains
     little. With overlap and merge=0 the τ steps during the flight are discarded for that piece.
-    *Suggested settings*: H = 100 to 500 with AdamW inside; streaming: fragments of a few layers, overlap 1 to 5,
-    merge=0.5, and a codec of 4 bits (Δ is what travels, so its rounding error shrinks with it, and is sent with the
-    next Δ).
+    *Suggested settings*: H = 100 to 500 with AdamW inside. For streaming: fragments of a few layers, overlap 1 to 5,
+    merge=0.5, and a codec of 4 bits. It codes Δ, so its rounding error shrinks with Δ, and is sent with the next one.
     *Departures*: fragments are contiguous stretches of the weights, as equal as possible (Streaming DiLoCo,
     arXiv:2501.18512, strides over layers). BatchNorm statistics stay with their worker until the closing average.
 

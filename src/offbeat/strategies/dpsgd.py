@@ -39,18 +39,19 @@ def dpsgd(
     """Average the weights with the neighbours on a graph, every step, hidden behind the gradient.
 
     x_{k+1,i} = Σ_j W_ij x_{k,j} − γ g_i(x_{k,i}): the neighbours' weights travel while the gradient is computed, so the
-    exchange is hidden behind it (``order="cta"``, combine then adapt: the paper's). With ``order="atc"`` (adapt then
-    combine) the gradient step comes first and the mix follows: x_{k+1} = W (x_k − γ g), which contracts better but is
-    not hidden. Nobody ever talks to all.
+    exchange is hidden behind it. Nobody ever talks to all.
 
-    ``graph``: a name, or a list of edges between ranks. ``moments``: as in ``local_sgd``, but mixed along the graph.
+    ``graph``: a name, or a list of edges between ranks.
+    ``order="cta"``: combine then adapt, as above and in the paper. ``order="atc"``: adapt then combine. The gradient
+    step comes first and the mix follows, x_{k+1} = W (x_k − γ g). That contracts better but is not hidden.
+    ``moments``: as in ``local_sgd``, but mixed along the graph.
 
     *When it helps*: many workers and a network with a high latency or no good all-reduce; each sends to few others.
-    *When it hurts*: on a large ring, news travel slowly and the replicas drift apart; a slow worker still holds up its
+    *When it hurts*: on a large ring news travel slowly, and the replicas drift apart. A slow worker still delays its
     neighbours, and after some steps theirs.
     *Suggested settings*: ``"ring"`` up to about 16 workers, ``"exponential"`` or ``"torus"`` beyond.
-    *Departures*: none; neighbours have Metropolis weights (a third each on a ring). A codec carries the weights in
-    difference form, which keeps the mean exact; its rounding bounds how closely the replicas can agree.
+    *Departures*: none. Neighbours have Metropolis weights (a third each on a ring). A codec carries the weights in
+    difference form, which keeps the mean exact. Its rounding bounds how closely the replicas can agree.
 
     Example: ``ob.dpsgd("torus")``
     """

@@ -65,39 +65,44 @@ def eager(
 ) -> Body:
     """Sum gradients without waiting for the late ones; they are carried over, each applied once.
 
-    Gradients are summed by *partial* collectives: the round starts without waiting for everybody. A worker that is
-    still computing contributes nothing, or the gradient it could not deliver before; its late gradient is carried over
-    and applied later, exactly once. Every sum is divided by P. Round v is full iff (v + 1) mod ``sync_every`` = 0
-    (``None``: never).
+    Gradients are summed by *partial* collectives: a round starts without waiting for everybody. A worker that is still
+    computing contributes nothing, or the gradient that it could not deliver before. Its late gradient is carried over
+    and applied later, exactly once. Every sum is divided by P. Round v is full iff (v + 1) mod ``sync_every`` = 0.
 
-    ``wait``: ``"first"`` is the paper's solo all-reduce, ``"majority"`` its majority all-reduce (a drawn initiator);
-    ``"3 workers"`` or ``"50%"`` is a hard quorum. (A whole number is a number of workers, a float a fraction of them.)
-
-    ``stale``: a late gradient is carried over to the next round and counts in full (``"carry"``, the paper), or as
-    1 / (1 + the rounds it has missed) (``"fade"``), or is lost (``"drop"``).
-
-    ``sync="bounded"`` replaces full rounds by a bound: no gradient older than ``staleness`` rounds is ever applied
-    (default: ``sync_every``). ``late=1`` hides the round behind the next step's computation, and implies
-    ``sync="bounded"`` unless ``sync="barrier"`` is asked for: nothing hides a round that waits for all.
-    ``grace``: a round that may start waits for those who are about to come, as long as that makes more gradients a
-    second fresh (``"auto"``), or so many seconds, or until all are there; with 0 for nobody, as in the paper.
+    ``wait``: who starts a round. ``"first"`` is the paper's solo all-reduce, ``"majority"`` its majority all-reduce (a
+    drawn initiator); ``"3 workers"`` or ``"50%"`` is a hard quorum. A whole number is a number of workers, a float a
+    fraction.
+    ``sync_every``: from one full round, for which all wait, to the next; with ``None`` no round is full.
+    ``stale``: a late gradient is carried over to the next round and counts in full (``"carry"``, the paper), or as 1 /
+    (1 + the rounds it has missed) (``"fade"``), or is lost (``"drop"``).
+    ``apply="queue"``: late results are applied in order, each once, so replicas stay equal without copies between them.
+    ``apply="latest"``: the paper's rule.
+    ``catch_up="current"``: a late worker joins the current round. ``catch_up="every_step"``: it goes through every
+    round that it has missed, as in the paper.
+    ``sync="bounded"``: a bound replaces full rounds: no gradient older than ``staleness`` rounds is ever applied.
+    ``staleness``: the bound, by default ``sync_every``.
+    ``late=1``: the round is hidden behind the next step's computation. That implies ``sync="bounded"`` unless
+    ``sync="barrier"`` is asked for: nothing hides a round that waits for all.
+    ``grace``: how long a round that may start waits for those who are about to come: as long as that makes more
+    gradients a second fresh (``"auto"``), or so many seconds, or until all are there. With 0 it waits for nobody, as in
+    the paper.
     ``per_node=8``: eight consecutive ranks average their gradients in step, over the fast links inside a machine, and
-    count as one worker outside; the ``codec`` is for what travels between nodes. What it loses is lost: sent later, it
-    would be a gradient of other weights. So it must be one that sends every number.
+    count as one worker outside.
+    ``codec``: of messages between nodes. What it loses is lost: sent later, it would be a gradient of other weights. So
+    it must be one that sends every number.
 
     *When it helps*: a different worker is late each step. With ``catch_up="current"`` also when always the same one is.
-    *When it hurts*: ``first`` among many workers: almost nothing in a round is fresh, and a large learning rate
+    *When it hurts*: ``"first"`` among many workers: almost nothing in a round is fresh, and a large learning rate
     diverges. ``late=1`` and ``grace=0`` with Adam, of which ``attach`` warns: a gradient that is one step old cost a
     small Transformer 11 to 16% of loss at equal samples, and a GPT never got off its plateau (+30%), at any learning
-    rate; with momentum it takes a quarter to a half of the rate. ``self_clocked`` and ``wagma(late=1)``, where each
+    rate. With momentum it takes a quarter to a half of the rate. ``self_clocked`` and ``wagma(late=1)``, where each
     worker's own step is never late, do not pay that.
-    *Suggested settings*: ``wait=0.5, sync="bounded", staleness=20`` at scale, and ``stale="fade"`` where another worker
-    is late each step, but hardly ever ``"drop"`` (docs/late-gradients.md); under heavy-tailed step times
-    ``wait=0.25`` and ``stale="fade"`` with it, which bears twice the learning rate. Not with momentum 0.9 and much
+    *Suggested settings*: ``wait=0.5, sync="bounded", staleness=20`` at scale. Add ``stale="fade"`` where another worker
+    is late each step, but hardly ever ``"drop"`` (docs/late-gradients.md). Under heavy-tailed step times use
+    ``wait=0.25`` with ``stale="fade"``, which bears twice the learning rate. That is not for momentum 0.9 with much
     lateness. The paper's own behaviour is ``catch_up="every_step", grace=0``.
-    *Departures*: late results are applied in order, each once (``apply="queue"``), so replicas stay equal and need no
-    copying between them; ``apply="latest"`` is the paper's. Global rounds, hard quorums, the bound and the window are
-    ours.
+    *Departures*: late results are applied in order, each once (``apply="queue"``). Global rounds
+    (``catch_up="current"``), hard quorums, the bound and the window are ours.
 
     Example: ``ob.eager(wait="50%", sync="bounded", staleness=20)``
     """

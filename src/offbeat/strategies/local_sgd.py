@@ -42,31 +42,29 @@ def local_sgd(
 
     w_i ← w_i − γ g_i, and after every H-th step w_i ← (1/P) Σ_j w_j.
 
-    ``period``: H. With a ``codec`` the displacement since the last average travels, not the weights: a rounding error
-    of the size of the weights would swallow what was learned. What it loses is sent with the next average.
-
+    ``period``: H. ``codec``: of the displacement since the last average, which then travels instead of the weights: a
+    rounding error of the size of the weights would swallow what was learned. What it loses is sent with the next
+    average.
     ``pace="speed"``: the fastest worker takes H steps between two averages, every other one as many as it manages in
-    that time, ⌊v_k / max v · H⌋ and at least 1, with the speeds v of the last period; a worker counts in the average by
-    its steps (DyLU, arXiv:2401.09135). ``period="speed"`` is that with the default H; a number alone is an ``"equal"``
-    pace.
-
-    ``moments``: what becomes of the inner optimiser's moments, such as Adam's, which each worker keeps to itself
-    (``None``). ``moments=3``: every third average of the weights averages them too; ``"6/3"`` the first ones (of
-    gradients) every sixth, the second ones (of their squares) every third time (DES-LOC, arXiv:2505.22549). They
-    travel without the codec.
+    that time, ⌊v_k / max v · H⌋ and at least 1, with the speeds v of the last period. A worker counts in the average by
+    its steps (DyLU, arXiv:2401.09135). ``period="speed"``: the same with the default H. A number alone is an
+    ``"equal"`` pace.
+    ``moments``: what becomes of the inner optimiser's moments, such as Adam's. With ``None`` each worker keeps them to
+    itself. ``moments=3``: every third average of the weights averages them too. ``moments="6/3"``: the first moments
+    (of gradients) are averaged every sixth, the second ones (of their squares) every third time (DES-LOC,
+    arXiv:2505.22549). They travel without the codec.
 
     *When it helps*: a thin network, or steps whose unevenness averages out over H of them before anyone waits.
-    *When it hurts*: a large H lets the replicas drift, and accuracy falls; a chronically slow worker is still waited
-    for, unless ``pace="speed"``. That wants data that is handed out as it is used: where every worker has the same
-    number of batches, the fast ones are through early. Such a run cannot be stopped and resumed, or averaged, half-way;
-    and where lateness is chance, the speeds of one period say nothing of the next.
-    First moments that are averaged more often than the second ones, DES-LOC's own ``"3/6"``, let Adam diverge where
-    some gradients are zero on some workers.
+    *When it hurts*: a large H lets the replicas drift, and accuracy falls. All workers wait for one that is always
+    slow, unless ``pace="speed"``. That wants data that is handed out as it is used: where every worker has the same
+    number of batches, the fast ones are through early. Such a run cannot be stopped and resumed, or averaged, half-way.
+    Where lateness is chance, the speeds of one period say nothing of the next. First moments that are averaged more
+    often than the second ones, DES-LOC's own ``"3/6"``, let Adam diverge where some gradients are zero on some workers.
     *Suggested settings*: period 4 to 16; a shorter one early in training (or ``adaptive``, which finds it). With
     ``pace="speed"`` at least as long as the slowest worker is slower than the fastest, better ten times that.
-    *Departures*: ``pace`` and ``moments`` are of other papers. In the one averages are asynchronous and nobody may
-    be late, here by 5%; speeds are those of the last period, of computing alone. In the other the second moments are
-    averaged half as often as the first.
+    *Departures*: ``pace`` and ``moments`` are of other papers. In DyLU averages are asynchronous and no worker may be
+    late; here one may be late by 5%. Speeds are those of the last period, of computing alone. In DES-LOC the second
+    moments are averaged half as often as the first.
 
     Example: ``ob.local_sgd(period=8, codec=ob.codec.qsgd(bits=8))``
     """

@@ -36,22 +36,22 @@ def matcha(
 ) -> Body:
     """Average the weights along random matchings of a graph, within a communication budget.
 
-    The graph is cut into matchings, in which everybody talks to one other at most, and each step switches some of them
-    on, the vital ones more often. Matching j is on with probability p_j (drawn alike on all workers), and
-    x ← W_k (x − γ g) with W_k = I − α Σ_j B_j L_j. The p_j make the expected graph as well connected as the budget
-    allows (largest λ₂ of Σ p_j L_j), and α makes the replicas draw together fastest (see
-    ``offbeat.topology.matchings``).
+    The graph is cut into matchings, in which each worker talks to one other at most. Each step switches some of them
+    on, the vital ones more often. Matching j is on with probability p_j (drawn alike on all workers), and x ← W_k (x −
+    γ g) with W_k = I − α Σ_j B_j L_j. The p_j make the expected graph as well connected as the budget allows (largest
+    λ₂ of Σ p_j L_j), and α makes the replicas draw together fastest (see ``offbeat.topology.matchings``).
 
-    ``graph``: a name, or a list of edges between ranks. ``budget``: the share of the matchings that are on, on average.
+    ``graph``: a name, or a list of edges between ranks.
+    ``budget``: the share of the matchings that are on, on average.
     ``moments``: as in ``local_sgd``, but mixed along the matchings that are on.
 
-    *When it helps*: a sparse, uneven graph and a thin network. With a budget of 0.5 half the messages are sent, and
-    bridges are kept while dense regions are thinned out.
-    *When it hurts*: steps without any active matching let the replicas drift; planning takes seconds beyond some
+    *When it helps*: a sparse, uneven graph and a thin network. With a budget of 0.5 half of the messages are sent.
+    Bridges are kept, and dense regions are thinned out.
+    *When it hurts*: steps without any active matching let the replicas drift. Planning takes seconds beyond some
     hundred workers.
     *Suggested settings*: budget 0.5; 1 sends all along the graph at every step.
-    *Departures*: none; matchings come from an edge colouring, as in the paper. A codec carries the weights in
-    difference form, which keeps the mean exact; its rounding bounds how closely the replicas can agree.
+    *Departures*: none. Matchings come from an edge colouring, as in the paper. A codec carries the weights in
+    difference form, which keeps the mean exact. Its rounding bounds how closely the replicas can agree.
 
     Example: ``ob.matcha("torus", budget=0.3)``
     """

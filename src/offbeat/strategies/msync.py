@@ -34,18 +34,18 @@ PAPER = Paper(
 def msync(m: str | int | float | Wait = "75%", codec: Codec | str | None = None) -> Body:
     """Step with the mean of the first m gradients, and drop the others.
 
-    Each worker makes one gradient a round, at the weights that all share. When m are there, all take the step
-    x ← x − γ (1/m) Σ g over those; a gradient that comes later is lost, and its worker begins anew at the new weights.
+    Each worker makes one gradient a round, at the weights that all share. When m are there, all workers take the step x
+    ← x − γ (1/m) Σ g over those. A gradient that comes later is lost, and its worker begins anew at the new weights.
 
-    ``m``: a number of workers, or a share of them: ``6``, ``"6 workers"``, ``0.75`` or ``"75%"`` (rounded up). Whoever
-    comes while the round is starting is in it, and counts.
+    ``m``: a number of workers, or a share of them: ``6``, ``"6 workers"``, ``0.75`` or ``"75%"`` (rounded up). A
+    gradient that comes while the round is starting is in it, and counts.
 
     *When it helps*: a few workers are late now and then, or always, and what they would have learned can be spared. No
     gradient is ever stale, so every learning rate of ``allreduce`` with a batch of m is right.
-    *When it hurts*: many are late by a little: what is dropped was paid for. A worker that is always too late never
-    learns anything from its own data.
-    *Suggested settings*: m just under the number of workers that are usually in time.
-    *Departures*: a late worker is not interrupted: it ends its gradient, finds it dropped, and goes on with the current
+    *When it hurts*: many workers are late by a little: what is dropped was paid for. A worker that is always too late
+    never learns anything from its own data.
+    *Suggested settings*: m a little below the number of workers that are usually in time.
+    *Departures*: a late worker is not interrupted. It ends its gradient, finds it dropped, and goes on with the current
     round. Two that are ready at the same moment both count, also beyond m.
 
     Example: ``ob.msync("90%")``

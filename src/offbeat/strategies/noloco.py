@@ -40,20 +40,20 @@ def noloco(
 ) -> Body:
     """Take H steps alone, then an outer momentum step together with one random peer.
 
-    DiLoCo without any exchange among all: every H inner steps the workers are paired at random (alike on all, from the
-    seed and the outer round's number). With slow weights φ, fast weights θ and the means over the pair: m ← μ·m +
-    β·mean(θ − φ) + γ·(mean(φ) − φ), φ ← φ + m, θ ← φ. The last term, the pull, draws the slow weights of all workers
-    together over the rounds.
+    This is DiLoCo without any exchange among all. Every H inner steps the workers are paired at random (alike on all,
+    from the seed and the outer round's number). A worker has slow weights φ and fast weights θ. With the means over the
+    pair, m ← μ·m + β·mean(θ − φ) + γ·(mean(φ) − φ), φ ← φ + m, θ ← φ. The last term, the pull, draws the slow weights
+    of all workers together over the rounds.
 
-    ``period``: H; ``outer_lr``: β; ``outer_momentum``: μ; ``pull``: γ (default: β).
+    ``period``: H. ``outer_lr``: β. ``outer_momentum``: μ. ``pull``: γ, by default β.
     ``moments``: as in ``local_sgd``, but averaged with the peer.
 
     *When it helps*: workers spread over the internet. A round takes one message to one peer, and nobody waits for all.
-    *When it hurts*: the replicas are never equal; with few workers DiLoCo costs little more. A pair waits for its
+    *When it hurts*: the replicas are never equal. With few workers DiLoCo costs little more. A pair waits for its
     slower half.
     *Suggested settings*: H = 50, an adaptive inner optimiser; momentum about 0.5, lower than DiLoCo's.
     *Departures*: the pull is the outer learning rate unless given, as in the authors' code (the paper has it as a
-    coefficient of its own). With an odd number of workers, one takes its outer step alone. The paper's random routing
+    coefficient of its own). With an odd number of workers one takes its outer step alone. The paper's random routing
     between pipeline stages is not part of this.
 
     Example: ``ob.noloco(period=50)``

@@ -81,31 +81,30 @@ def nonblocking(
 ) -> Body:
     """Stop computing when the first worker is through its batch; use exactly what was finished.
 
-    A worker's batch is cut into micro-batches; when the first worker is through its batch it rings a bell, and the
-    others stop after the micro-batch they are in. The weights do not change inside a round, so nothing is stale; what
-    was not reached comes first next time, so nothing is lost. A round lasts as long as the fastest worker's batch and
-    one micro-batch more.
+    A worker's batch is cut into micro-batches. The first worker that is through its batch rings a bell, and the others
+    stop after the micro-batch that they are in. The weights do not change inside a round, so nothing is stale. Samples
+    that were not reached come first next time, so nothing is lost. A round lasts as long as the fastest worker's batch
+    and one micro-batch more.
 
-    ``over``: "allreduce", "server" (rank 0 updates, then sends the weights), a graph ("ring", …, or edges) or "matcha"
-    (with ``budget``).
-
+    ``micro``: how many micro-batches a batch is cut into. ``micro="auto"``: 8 at first; a worker that is usually
+    stopped cuts its own batches finer, up to 64, until it does 16 in a round.
+    ``over``: ``"allreduce"``; ``"server"`` (rank 0 updates, then sends the weights); a graph (``"ring"``, …, or edges);
+    or ``"matcha"``. ``budget``: that of ``"matcha"``.
     ``stop``: ``"first"`` (the bell), ``"3 workers"`` (when so many are through), ``"250ms"`` (each worker's own
-    deadline), or ``"auto"`` (a deadline learned from the times whole batches take). Numbers are short for these, and
-    their kind decides: a whole number is workers, a float is seconds.
-
-    ``weighting``: "samples" counts each finished sample alike, "workers" each worker. ``at_least``: how many
-    micro-batches a worker does in any case. ``scale_lr`` scales the learning rate with the share of all micro-batches
-    that were finished. ``micro="auto"`` begins with 8; a worker that is usually stopped cuts its own batches finer, up
-    to 64, until it does 16 in a round.
+    deadline), or ``"auto"`` (a deadline learned from the times whole batches take). A whole number is short for
+    workers, a float for seconds.
+    ``weighting``: ``"samples"`` counts each finished sample alike, ``"workers"`` each worker.
+    ``at_least``: how many micro-batches a worker does in any case.
+    ``scale_lr``: whether the learning rate is scaled with the share of all micro-batches that were finished.
 
     *When it helps*: workers of unequal speed, for good or for a while; batches of uneven cost. The most common real
     case.
-    *When it hurts*: very many micro-batches (each has its overhead); non-uniform data, since slow workers count for
-    less.
+    *When it hurts*: very many micro-batches, since each has its overhead; non-uniform data, since slow workers count
+    for less.
     *Suggested settings*: ``micro="auto"`` where one worker is several times slower than the others, who wait for one of
-    its micro-batches at most; else 8. Where every worker has a share of the data of its own, let it be endless, and
-    count epochs by ``sum(optimizer.samples_used)``: a fixed share lasts as long as the slowest worker needs for it.
-    *Departures*: the paper's weighting is not confirmed; here each finished sample counts alike
+    its micro-batches at most; else 8. If every worker has a share of the data of its own, let it be endless, and count
+    epochs by ``sum(optimizer.samples_used)``: a fixed share lasts as long as the slowest worker needs for it.
+    *Departures*: the paper's weighting is not confirmed. Here each finished sample counts alike
     (``weighting="samples"``), which is the gradient of one process on the union of all finished samples.
 
     Example: ``ob.nonblocking(micro="auto", over="ring", stop="2 workers")``

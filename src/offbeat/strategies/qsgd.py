@@ -26,20 +26,20 @@ PAPER = Paper(
 def qsgd(bits: int = 8, bucket: int = 512) -> Body:
     """Average every gradient among all workers, in a few bits a number, rounded at random so as to be right on average.
 
-    Each worker cuts its gradient into buckets and sends, for each number, its level between 0 and the bucket's largest
-    magnitude: a = s·|v_k| / ‖v‖ is rounded up with probability a − ⌊a⌋, down otherwise, so E[Q(v)] = v. Everybody
-    gathers everybody's message and averages what it decodes: w ← w − γ · (1/P) Σ Q(g_i).
+    Each worker cuts its gradient into buckets. Of each number it sends the level between 0 and the bucket's largest
+    magnitude: a = s·|v_k| / ‖v‖ is rounded up with probability a − ⌊a⌋, down otherwise, so E[Q(v)] = v. All workers
+    gather all messages and average what they decode: w ← w − γ · (1/P) Σ Q(g_i).
 
     ``bits``: of a number, 2 to 16, the sign included. ``bucket``: how many numbers share a scale.
 
     *When it helps*: synchronous training of few workers on a thin network. The gradient shrinks to bits/32 of its size.
     *When it hurts*: every worker receives P messages: beyond about 2 · 32/bits workers a plain all-reduce sends less.
-    (``eager("everyone", codec=…)`` sums in two phases, and sends two.) The exchange cannot overlap with backward, and
-    the noise costs steps when the bits are few.
+    (``eager("everyone", codec=…)`` sums in two phases, and sends two.) The exchange cannot overlap with backward. If
+    the bits are few, the noise costs steps.
     *Suggested settings*: 8 bits are close to lossless; 4 bits with buckets of 512; 2 bits with buckets of 64.
     *Departures*: buckets are scaled by their largest magnitude, as in the paper's experiments (its theory takes the
-    2-norm: ``ob.codec.qsgd(norm="l2")``); codes have a fixed width instead of Elias's; one's own share is quantised
-    too, but for a worker alone.
+    2-norm: ``ob.codec.qsgd(norm="l2")``). Codes have a fixed width instead of Elias's. A worker's own share is
+    quantised too, unless it is alone.
 
     Example: ``ob.qsgd(bits=4)``
     """

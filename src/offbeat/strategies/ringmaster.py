@@ -57,28 +57,29 @@ def ringmaster(
 ) -> Body:
     """Apply every gradient as soon as it is there, unless the weights have moved on R times since it was begun.
 
-    Asynchronous SGD: a worker's gradient, taken at version k_i of the weights, makes the next version as soon as it
-    arrives, and nobody is waited for. If it arrives at version k with k − k_i ≥ R, it is dropped; its worker takes the
-    newest weights either way. Versions decide, never the clock.
+    This is asynchronous SGD. A worker takes a gradient at version k_i of the weights. As soon as it arrives, it makes
+    the next version, and nobody is waited for. If it arrives at version k with k − k_i ≥ R, it is dropped. Its worker
+    takes the newest weights either way. Versions decide, never the clock.
 
-    ``threshold``: R (``"workers"``: as many as there are; ``None``: nothing is ever dropped). ``per_node=8``: eight
-    consecutive ranks average their gradients in step, over the fast links inside a machine, and count as one worker
-    outside; the ``codec`` is for what travels between nodes, and must be one that sends every number.
+    ``threshold``: R. With ``"workers"`` it is as many as there are; with ``None`` nothing is ever dropped.
+    ``per_node=8``: eight consecutive ranks average their gradients in step, over the fast links inside a machine, and
+    count as one worker outside. ``codec``: of messages between nodes. It must be one that sends every number.
 
-    In theory, for gradients with variance σ² of a loss with L-Lipschitz gradient, to come to ‖∇f‖² ≤ ε:
-    R = max(1, ⌈σ²/ε⌉) and γ = min(1/(2RL), ε/(4Lσ²)), where γ = lr / P, as a gradient counts 1/P here.
+    In theory, for gradients with variance σ² of a loss with L-Lipschitz gradient, to come to ‖∇f‖² ≤ ε: R = max(1,
+    ⌈σ²/ε⌉) and γ = min(1/(2RL), ε/(4Lσ²)), where γ = lr / P, as a gradient counts 1/P here.
 
     *When it helps*: workers whose speeds differ much, for good or by turns: the fast ones set the pace, and what a slow
     one brings is used while it is fresh enough.
-    *When it hurts*: a worker in whose step the others make R versions never contributes, and neither do its data; each
+    *When it hurts*: a worker in whose step the others make R versions never contributes, and neither do its data. Each
     version costs a sum among all, which is much for large models and many workers. Adam, of which ``attach`` warns: a
-    GPT did not get off its plateau (+29 % of all-reduce's loss, with R = 1 +23 %), and the digits took half of the rate
-    or less, with momentum too.
-    *Suggested settings*: R = P, P/4 or P/16; the smaller, the larger a learning rate it bears. The threshold drops what
-    ``eager(sync="bounded")`` would wait for.
-    *Departures*: no server: every worker keeps the weights and applies the same sums in the same order. Gradients that
-    arrive together make one version, and each counts 1/P, so that the learning rate is that of ``allreduce``. One that
-    is bound to come too late is still computed to its end (the paper's second variant would stop it).
+    GPT did not get off its plateau (+29 % of all-reduce's loss, with R = 1 +23 %). The digits took half of the rate or
+    less, with momentum too.
+    *Suggested settings*: R = P, P/4 or P/16; the smaller R, the larger a learning rate it bears. The threshold drops
+    what ``eager(sync="bounded")`` would wait for.
+    *Departures*: there is no server: every worker keeps the weights and applies the same sums in the same order.
+    Gradients that arrive together make one version, and each counts 1/P, so that the learning rate is that of
+    ``allreduce``. A gradient that is bound to come too late is still computed to its end (the paper's second variant
+    would stop it).
 
     Example: ``ob.ringmaster(threshold=4)``
     """

@@ -37,20 +37,21 @@ def sgp(
 ) -> Body:
     """Push a share of the weights to one peer a step along a directed graph, and correct for the imbalance.
 
-    Gossip in one direction: each step every worker pushes a share of itself to a peer, keeps the rest, and waits for no
-    answer from the one it sent to. Beside the weights x_i each worker carries a number ω_i that is pushed the same way.
-    Where somebody receives more than it gave away, both grow alike, and z_i = x_i / ω_i is right again: gradients are
-    taken at z. The default graph is SGP's directed exponential one, a single peer a step: +1, −1, +2, −2, +4, … in
-    turn, so that news reach P workers in about 2·log₂ P steps while each sends one message a step.
+    This is gossip in one direction. In each step every worker pushes a share of itself to a peer, keeps the rest, and
+    waits for no answer. Beside the weights x_i each worker carries a number ω_i that is pushed the same way. If a
+    worker receives more than it gave away, both grow alike, and z_i = x_i / ω_i is right again: gradients are taken at
+    z. The default graph is SGP's directed exponential one, a single peer a step: +1, −1, +2, −2, +4, … in turn. So news
+    reach P workers in about 2·log₂ P steps, while each sends one message a step.
 
-    ``graph``: a name, or a list of edges between ranks. ``moments``: as in ``local_sgd``, but pushed along the graph.
+    ``graph``: a name, or a list of edges between ranks.
+    ``moments``: as in ``local_sgd``, but pushed along the graph.
 
     *When it helps*: many workers, a network where one message a step is affordable and an all-reduce is not.
     *When it hurts*: a slow worker holds up those it sends to; the replicas differ a little at all times.
     *Suggested settings*: the default graph. On every graph a worker splits itself evenly among itself and its
     receivers.
-    *Departures*: none; the overlapped variant (OSGP) is not part of it. A codec carries the weights in difference form,
-    which conserves Σx and Σω exactly; its rounding bounds how closely the replicas can agree.
+    *Departures*: none. The overlapped variant (OSGP) is not part of it. A codec carries the weights in difference form,
+    which conserves Σx and Σω exactly. Its rounding bounds how closely the replicas can agree.
 
     Example: ``ob.sgp()``
     """

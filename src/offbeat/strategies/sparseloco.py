@@ -56,21 +56,22 @@ def sparseloco(
     codec: Codec | str | None = TOP_64,
     moments: int | str | None = None,
 ) -> Body:
-    """Take H steps alone, then send the few largest numbers of the way; what was left out fades and comes later.
+    """Take H steps alone, then send the few largest numbers of the displacement; the rest fades and comes later.
 
-    Every H steps a worker adds its way Δ_i = θ_old − θ_i to what it still owes, e ← β·e + Δ_i, sends the largest
-    numbers of it in a few bits, ŝ_i = Q(e), and owes the rest: e ← e − ŝ_i. All step from where they were:
-    θ ← θ_old − α·(1/P) Σ_j ŝ_j. What is owed works as an outer momentum that nobody has to send: a direction that many
+    Every H steps a worker adds its displacement Δ_i = θ_old − θ_i to what it still owes, e ← β·e + Δ_i. It sends the
+    largest numbers of that in a few bits, ŝ_i = Q(e), and owes the rest: e ← e − ŝ_i. All step from where they were: θ
+    ← θ_old − α·(1/P) Σ_j ŝ_j. What is owed works as an outer momentum that nobody has to send: a direction that many
     rounds share piles up until it is among the largest.
 
-    ``period``: H; ``decay``: β; ``outer_lr``: α. ``codec``: Q; ``topk(k)`` takes the k largest of every 4096 numbers in
-    14 bits each, and any other codec will do (``None``: all of Δ, uncoded). Everybody gets every worker's message, as
-    their sum would no longer be sparse. ``moments``: as in ``local_sgd``; they travel in full, and cost far more bytes
-    than all else.
+    ``period``: H. ``decay``: β. ``outer_lr``: α.
+    ``codec``: Q. ``topk(k)`` takes the k largest of every 4096 numbers in 14 bits each. Any other codec will do, and
+    with ``None`` all of Δ travels uncoded. All workers get every worker's message, as their sum would no longer be
+    sparse.
+    ``moments``: as in ``local_sgd``. They travel in full, and cost far more bytes than all else.
 
     *When it helps*: links so thin that one Δ in full is too much: a message of ``topk(64)`` is 128 times shorter.
     *When it hurts*: short runs, in which much is still owed at the end; a sound link, where ``diloco`` loses nothing;
-    very many workers, as everybody receives a message from each.
+    very many workers, since each receives a message from every other.
     *Suggested settings*: the defaults with AdamW inside; k = 64 to 128; α nearer 0.65 late in a long run.
     *Departures*: chunks are stretches of all weights of a dtype, not of one tensor. BatchNorm statistics stay with
     their worker until the closing average.

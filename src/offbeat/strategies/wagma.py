@@ -71,23 +71,27 @@ def wagma(
 ) -> Body:
     """Average weights in rotating groups without waiting, all of them every τ steps.
 
-    After each local step the worker's weights go to its tray. The first worker of all to arrive starts the round in
-    every group; a worker that is still computing is answered for by the weights it deposited last. Who was in time
-    takes the group's mean; who was late blends it with its own newer weights: (S · mean + W') / (S + 1). Groups of
-    about √P rotate so that what one worker knows reaches all in ⌈log_S P⌉ rounds. Round v is a full one iff (v + 1) mod
-    ``tau`` = 0 (``None``: never).
+    After each local step the worker deposits its weights. The first worker of all to arrive starts the round in every
+    group. The last deposit of a worker that is still computing answers for it. A worker in time takes the group's mean.
+    A late one blends it with its own newer weights: (S · mean + W') / (S + 1). Groups of about √P rotate, so that what
+    one worker knows reaches all in ⌈log_S P⌉ rounds. Round v is a full one iff (v + 1) mod ``tau`` = 0.
 
-    ``group``: the size S of the groups (default: about √P). ``wait``: who starts a round; ``"first"``, ``"majority"``,
-    ``"3 workers"`` or ``"50%"``, as in ``eager``. ``merge="correct"``: the tray follows the rounds while its worker
-    computes, and the worker adds its step to it, so the mean of all weights is preserved whoever is late.
-    ``sync="bounded"`` replaces the full rounds by a bound: nothing older than ``staleness`` rounds is ever averaged in
-    (default: ``tau``). ``late=1`` hides a round behind the next step's computation; it implies ``merge="correct"``, and
+    ``group``: S, the size of the groups, by default about √P.
+    ``tau``: τ, from one full round, for which all wait, to the next; with ``None`` no round is full.
+    ``wait``: who starts a round: ``"first"``, ``"majority"``, ``"3 workers"`` or ``"50%"``, as in ``eager``.
+    ``merge="paper"``: a late worker blends, as above. ``merge="correct"``: the deposit follows the rounds while its
+    worker computes, and the worker adds its step to it. So the mean of all weights is preserved, whoever is late.
+    ``catch_up``: as in ``eager``.
+    ``sync="bounded"``: a bound replaces the full rounds: nothing older than ``staleness`` rounds is ever averaged in.
+    ``staleness``: the bound, by default ``tau``.
+    ``late=1``: a round is hidden behind the next step's computation. That implies ``merge="correct"``, and
     ``sync="bounded"`` unless ``sync="barrier"`` is asked for: nothing hides a round that waits for all.
     ``grace``: how long a round that may start waits for others, as in ``eager``, but by default for nobody.
     ``per_node=8``: eight consecutive ranks average their gradients in step, over the fast links inside a machine, and
-    are one of the P workers to the groups; the ``codec`` is for what travels between nodes, and what it loses is given
-    to the next round. ``moments=10``: after every tenth round the inner optimiser's moments, such as Adam's, are
-    averaged, too, in a round of all workers of their own; what the absent handed in last answers for them.
+    are one of the P workers to the groups.
+    ``codec``: of messages between nodes. What it loses is given to the next round.
+    ``moments=10``: after every tenth round the inner optimiser's moments, such as Adam's, are averaged too, in a round
+    of all workers of their own. The last values of the absent answer for them.
 
     *When it helps*: stragglers that change from step to step, at a scale where one all-reduce a step is too much.
     *When it hurts*: very small τ (everybody waits again) or very large τ (replicas drift). With ``merge="paper"`` the
@@ -96,9 +100,8 @@ def wagma(
     ``late=1`` 4 % (docs/late-gradients.md). With momentum nothing was lost.
     *Suggested settings*: the defaults; ``wait=0.5, sync="bounded", staleness=20`` at scale, with ``group=8`` or so;
     ``merge="correct"`` with few workers, or with momentum.
-    *Departures*: groups for every number of workers; global rounds (``catch_up="current"``; the paper's
-    ``"every_step"``) and the bound instead of the barrier are ours, and so is ``merge="correct"``, which preserves the
-    mean.
+    *Departures*: groups fit every number of workers. Global rounds (``catch_up="current"``; the paper's is
+    ``"every_step"``), the bound instead of the barrier, and ``merge="correct"``, which preserves the mean, are ours.
 
     Example: ``ob.wagma(group=8, merge="correct")``
     """

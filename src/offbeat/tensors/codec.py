@@ -21,11 +21,14 @@ diverged worker is seen by everybody. *float64* is quantised and decoded in floa
 float32: the result is as good as the norm's 24 bits, and a norm outside float32's range decodes to NaN (too big) or 0
 (too small).
 
-*Codecs of your own* have a ``name``, ``encode``, ``decode`` and ``message_bytes``. Where numbers are coded together,
-say in ``bucket`` how many, and no bucket is cut apart; ``leaves_out = True`` says that most numbers are left out; and
-``encode_into(x, key, message)`` and ``decode_into(message, out)``, if they are there, save fresh memory. A codec with
-``reads_quickly = True`` decodes about as quickly as numbers are copied, and ``decode_into(message, out, divisor)``
-divides them as well: then all ranks of a host decode the sums that one of them was sent.
+*Codecs of your own* have a ``name``, ``encode``, ``decode`` and ``message_bytes``. The rest may be left out:
+
+- ``bucket``: how many numbers are coded together. No bucket is cut apart.
+- ``leaves_out = True``: most numbers are left out.
+- ``encode_into(x, key, message)``, ``decode_into(message, out)``: they save fresh memory.
+- ``reads_quickly = True``: it decodes about as quickly as numbers are copied, and
+  ``decode_into(message, out, divisor)`` divides them as well. Then all ranks of a host decode the sums that one of
+  them was sent.
 
 Reference: Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, NeurIPS 2017.
 """

@@ -9,19 +9,24 @@ import io
 import os
 import re
 import runpy
+import shlex
 import signal
 import subprocess
 import sys
+import textwrap
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+import yaml  # type: ignore[import-untyped]
 
 from tests.support import fitting, forge
 from tests.support.forge import Job
 from tests.support.long import long
+from tests.support.ports import hold_port
 
 pytestmark = pytest.mark.live
 
@@ -256,3 +261,81 @@ def test_ppo_learns_to_find_the_goal_though_episodes_end_when_they_end() -> None
     assert "on new episodes, 2 workers" in told
     # 0.2 is what walking about finds, 0.8 to 0.95 what is learned in 40 turns; it may be lost again in the last ones.
     assert max(map(float, re.findall(r"mean return (\d\.\d+)", told))) > 0.5
+
+
+# SLURM and Kubernetes: what the page shows starts one job, on stand-ins for two nodes.
+
+NODES = {
+    "scontrol": "echo 127.0.0.1",
+    "getent": "true",
+    "torchrun": f'exec "{sys.executable}" -m torch.distributed.run --local-addr 127.0.0.1 "$@"',
+    "offbeat": f'exec "{sys.executable}" -m offbeat "$@"',
+    "srun": """
+        while [[ $1 == --* ]]; do shift; done
+        for node in 0 1; do OFFBEAT_HOST=$node SLURM_NODEID=$node JOB_COMPLETION_INDEX=$node "$@" & done
+        wait -n && wait -n || { kill $(jobs -p); exit 1; }
+        """,
+}
+
+
+def shown(language: str) -> list[str]:
+    """The blocks of a language on the page about launching, which stand in tabs."""
+    text = (ROOT / "docs" / "launch.md").read_text(encoding="utf-8")
+    found = re.findall(rf"^    ```{language}\n(.*?)^    ```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [textwrap.dedent(block) for block in found]
+
+
+def pods() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The Service and the Job of the manifest."""
+    service, job = yaml.safe_load_all(shown("yaml")[0])
+    return service, job
+
+
+def kubernetes() -> str:
+    """What each pod of the manifest runs."""
+    (container,) = pods()[1]["spec"]["template"]["spec"]["containers"]
+    return "srun " + shlex.join(container["command"])
+
+
+def slurm(block: int) -> str:
+    """The lines of the batch script, with the last command as it is there or as the second block has it."""
+    script, other = shown("bash")
+    return script if block == 0 else script.partition("srun")[0] + other
+
+
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(slurm(0), marks=long), slurm(1), kubernetes()],
+    ids=["SLURM", "SLURM and offbeat launch", "Kubernetes"],
+)
+def test_the_scripts_for_clusters_start_one_job_on_two_nodes(script: str, tmp_path: Path) -> None:
+    with hold_port() as held:
+        port = str(held.getsockname()[1])
+    for here, there in (("train-0.train", "127.0.0.1"), ("29400", port), ("-n 4", "-n 1"), ("node 4", "node 1")):
+        script = script.replace(here, there)
+    for name, text in NODES.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "train.py").write_text(RECIPES["where"], encoding="utf-8")
+    slurms = {"SLURM_JOB_NODELIST": "node[0-1]", "SLURM_NNODES": "2", "SLURM_JOB_ID": "7"}
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src")}
+    env = {**os.environ, **path, **slurms, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    ranks = sorted(re.findall(r"rank \d of \d on cpu, vectors through shm and tcp", done.stdout))
+    assert ranks == [f"rank {rank} of 2 on cpu, vectors through shm and tcp" for rank in range(2)]
+
+
+def test_the_manifest_for_kubernetes_names_its_pods_as_its_command_does() -> None:
+    service, job = pods()
+    spec, name = job["spec"], job["metadata"]["name"]
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    command = container["command"][-1]
+    assert service["spec"]["selector"] == {"job-name": name}
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert f"--job {name}-0.{pod['subdomain']}:" in command
+    assert spec["completionMode"] == "Indexed"
+    assert f"--hosts {spec['completions']} " in command
+    assert spec["completions"] == spec["parallelism"]
+    assert f"-n {container['resources']['limits']['nvidia.com/gpu']} " in command

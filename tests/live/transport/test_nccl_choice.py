@@ -66,7 +66,7 @@ def test_slots_lie_on_gpus_only_where_each_reads_all(case: str, monkeypatch: pyt
 
 def test_a_word_that_is_none_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFBEAT_GPUS", "both")
-    with pytest.raises(ob.OffbeatError, match="OFFBEAT_GPUS='both': use 'each' or 'peers'"):
+    with pytest.raises(ob.OffbeatError, match="OFFBEAT_GPUS='both' is no choice; use 'each' or 'peers'"):
         gpus.of_slots(that_read(("a", ALL), ("b", ALL)))
 
 

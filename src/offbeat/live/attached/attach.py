@@ -235,7 +235,7 @@ def attach(
         every_s: The seconds between two checkpoints.
         resume: A folder of checkpoints: the run begins with the newest whole one, if there is one, at step
             ``begun_at``. ``offbeat launch --resume`` does the same.
-        strategy: An earlier name of ``method``.
+        strategy: Another name of ``method``.
     """
     if isinstance(optimizer, Attached):
         raise ValueError(f"this optimizer is attached already, with {optimizer.method}; attach the inner one only once")

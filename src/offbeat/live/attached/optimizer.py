@@ -59,7 +59,7 @@ class Attached(torch.optim.Optimizer):
 
     @property
     def strategy(self) -> Method:
-        """An earlier name of ``method``."""
+        """Another name of ``method``."""
         return self.method
 
     # What a torch optimiser has.

@@ -119,9 +119,15 @@ class MemoryStatus:
 class JobStatus:
     """What ``optimizer.status()`` and ``offbeat status`` show: one job, as the host process of one host sees it.
 
-    ``host``: the name of this host. ``pid``: of the host process; 0 where there is none. ``size``: workers on all
-    hosts. ``workers``: those of this host. ``rounds_per_s``: of the channel with the most. ``sums_under_way``: that the
-    adders have still to make, ``adders``: with so many threads. Printing it gives tables, and the sentences below them.
+    Printing it gives tables, and the sentences below them.
+
+    - ``host``: the name of this host.
+    - ``pid``: that of the host process; 0 where there is none.
+    - ``size``: how many workers there are on all hosts.
+    - ``workers``: the workers of this host.
+    - ``rounds_per_s``: the rounds of the channel that has the most.
+    - ``sums_under_way``: the sums that are still to be made.
+    - ``adders``: how many threads make them.
     """
 
     version: str

@@ -108,4 +108,4 @@ def gpus_as_if() -> str | None:
     asked = os.environ.get("OFFBEAT_GPUS", "").strip()
     if asked in ("", "each", "peers"):
         return asked or None
-    raise OffbeatError(f"OFFBEAT_GPUS={asked!r}: use 'each' or 'peers', or leave it out")
+    raise OffbeatError(f"OFFBEAT_GPUS={asked!r} is no choice; use 'each' or 'peers', or leave it out")

@@ -645,9 +645,16 @@ def share(
     for shard in ob.share(files): ...  # or for streams: a file, or a part of one, for whoever is free
     ```
 
-    The first takes over the loader's batch size, workers and prefetching, and whether it shuffles. ``epochs``: how many
-    there will be, for ``progress``. ``slices``: each shard in so many parts, which come as ``(shard, slice)``. All
-    ranks call it, with the same data. In a job of one it is a plain loader, sampler or iterable.
+    All ranks call it, with the same data. In a job of one it is a plain loader, sampler or iterable.
+
+    Args:
+        data: A loader, whose batch size, workers, prefetching and shuffling stay; or a dataset; or shards.
+        batch_size: Of a dataset: the samples of a batch.
+        shuffle: Of a dataset or of shards: whether each epoch has another order. A loader says so itself.
+        seed: Seeds that order.
+        drop_last: Of a dataset: whether a last batch that is not full is left out.
+        epochs: How many there will be, for ``progress``.
+        slices: Of shards: each comes in so many parts, as ``(shard, slice)``.
     """
     whole("share: seed", seed, 0)
     if epochs is not None:
