@@ -7,9 +7,10 @@ import hashlib
 import importlib.util
 import json
 import math
+import pickle
 import shlex
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -21,6 +22,7 @@ from offbeat.cli import main
 from offbeat.delays import bind
 from offbeat.experiments import (
     EXPERIMENTS,
+    Bench,
     Case,
     Claim,
     Experiment,
@@ -184,6 +186,77 @@ def test_a_run_is_the_same_whenever_it_is_made() -> None:
     assert made[0] == made[1]
 
 
+# Several runs at a time, and a run that was stopped
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A run that may be made once: it leaves a mark, and falls over one that is there."""
+
+    number: int
+    folder: Path
+
+    @property
+    def title(self) -> str:
+        return f"run {self.number}"
+
+    def run(self) -> Figures:
+        (self.folder / f"ran-{self.number}").touch(exist_ok=False)
+        return figures(seed=self.number, seconds=self.number / 3, reached=((0.1, 0.2), (0.3, 0.4)))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_outcomes_come_in_the_order_of_what_is_wanted_however_many_run_at_a_time(jobs: int, tmp_path: Path) -> None:
+    heard: list[str] = []
+    with Bench(jobs, told=heard.append) as bench:
+        found = bench.run([Sum(number, tmp_path) for number in (3, 1, 2)])
+    assert [run.seed for run in found] == [3, 1, 2]
+    assert sorted(line.split(":")[0] for line in heard) == ["run 1", "run 2", "run 3"]
+
+
+def test_a_run_that_was_stopped_is_gone_on_with_where_it_was(tmp_path: Path) -> None:
+    kept = tmp_path / "made" / "outcomes.jsonl"
+    with Bench(kept=kept, about="long") as bench:
+        before = bench.run([Sum(1, tmp_path), Sum(2, tmp_path)])
+    whole = kept.read_text()
+    kept.write_text(whole[:-20])  # the second was being written
+    (tmp_path / "ran-2").unlink()
+    with Bench(kept=kept, about="long") as bench:
+        after = bench.run([Sum(1, tmp_path), Sum(2, tmp_path), Sum(3, tmp_path)])
+    assert after[:2] == before
+    with Bench(kept=kept, about="long") as bench:
+        assert bench.run([Sum(2, tmp_path), Sum(3, tmp_path)]) == after[1:]
+
+
+def test_outcomes_of_another_size_are_not_taken_for_ones_of_this(tmp_path: Path) -> None:
+    kept = tmp_path / "outcomes.jsonl"
+    for about in ("long", "short"):
+        with Bench(kept=kept, about=about) as bench:
+            bench.run([Sum(1, tmp_path)])
+        (tmp_path / "ran-1").unlink()
+
+
+@every
+def test_every_run_of_an_experiment_can_be_made_in_another_process(about: Experiment) -> None:
+    for size in (about.quick, about.full):
+        for case in about.cases:
+            trial = Trial("allreduce", case, size, 1, 0.1, Path("data"), "synchronous")
+            assert pickle.loads(pickle.dumps(trial)).title == trial.title
+
+
+def test_a_command_that_is_gone_on_with_ends_as_one_that_was_never_stopped(tmp_path: Path, capsys: Captured) -> None:
+    line = f"reproduce eager-hyperplane --quick --seeds 1 --length 8 --out {tmp_path}/made"
+    assert run(line) == 0
+    table, kept = ((tmp_path / "made" / name).read_text() for name in ("table.md", "outcomes.jsonl"))
+    capsys.readouterr()
+    (tmp_path / "made" / "results.json").unlink()
+    (tmp_path / "made" / "outcomes.jsonl").write_text("".join(kept.splitlines(keepends=True)[:-2]))
+    assert run(f"{line} --resume") == 0
+    assert len([told for told in capsys.readouterr().err.splitlines() if ", seed " in told]) == 2
+    again = (tmp_path / "made" / "table.md").read_text()
+    assert again.split("## ")[1:] == table.split("## ")[1:]
+
+
 # What was recorded
 
 
@@ -292,7 +365,7 @@ def test_the_search_goes_on_where_the_best_rate_is_at_an_end() -> None:
     about = EXPERIMENTS["eager-hyperplane"]
     small = hyperplane(8, (0.001, 0.002))
     size = replace(about.quick, steps=8, workload=small)
-    tried = searched(Trial("allreduce", about.cases[1], size, 0))
+    tried = searched(Trial("allreduce", about.cases[1], size, 0), Bench())
     assert list(tried) == [0.001, 0.002, 0.004, 0.008]
     assert best(tried) == 0.008
 

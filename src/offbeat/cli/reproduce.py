@@ -18,9 +18,8 @@ from rich.text import Text
 
 from offbeat.cli.options import check_count
 from offbeat.cli.output import COMMAND, versions, write_json
-from offbeat.cli.progress import meters
 from offbeat.cli.settings import plain_settings
-from offbeat.experiments import EXPERIMENTS, Case, Experiment, Found, carry_out, experiment
+from offbeat.experiments import EXPERIMENTS, Bench, Case, Experiment, Found, carry_out, experiment
 from offbeat.experiments.telling import SMALL, Telling
 from offbeat.report import charts, page
 from offbeat.report.folder import Recording, Story
@@ -30,6 +29,7 @@ from offbeat.strategies import METHODS, named
 
 DATA = "OFFBEAT_DATA"
 TABLE, RESULTS, CURVES, COMMAND_FILE = "table.md", "results.json", "curves.json", "command.txt"
+OUTCOMES = "outcomes.jsonl"
 
 
 def reproduce(
@@ -52,6 +52,12 @@ def reproduce(
     length: Annotated[
         str | None, typer.Option(metavar="N", help="Steps of each worker.  [default: the experiment's]")
     ] = None,
+    jobs: Annotated[
+        str, typer.Option(metavar="N", help="How many runs are made at a time, each in a process of its own.")
+    ] = "1",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a run that was stopped: what is in its folder is kept.")
+    ] = False,
 ) -> None:
     """Reproduce a paper's experiment, in virtual time with real gradients: its rivals and ours, tuned alike.
 
@@ -61,6 +67,8 @@ def reproduce(
     `offbeat reproduce`
 
     `offbeat reproduce eager-hyperplane --quick`
+
+    `offbeat reproduce eager-hyperplane --jobs 8`
     """
     if name is None:
         _list()
@@ -79,15 +87,18 @@ def reproduce(
     place = data if data is not None else Path(os.environ[DATA]) if os.environ.get(DATA) else None
     if quick:
         print(SMALL, file=sys.stderr)
-    with meters() as board:
-
-        def told(line: str) -> None:
-            with board.meter(line, None):
-                pass
-
-        found = carry_out(about, size, cases, place, told)
+    outcomes = folder / OUTCOMES
+    if not resume:
+        outcomes.unlink(missing_ok=True)
+    made_by = f"{name}, {size.steps} and {size.timed_steps} steps, batches of {size.batch}, {quick=}, {versions()}"
+    with Bench(check_count("--jobs", jobs, 1), outcomes, made_by, _told) as bench:
+        found = carry_out(about, size, cases, place, bench)
     made = time.strftime("%Y-%m-%d %H:%M:%S %z")
     _write(folder, Telling(about, size, cases, found, quick, COMMAND.get(), made, versions(), place))
+
+
+def _told(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _list() -> None:
@@ -106,7 +117,7 @@ def _check(folder: Path) -> None:
     """The folder is to be new, empty, or that of an earlier run, which it then replaces."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out {folder} is a file; name a folder")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / RESULTS).exists():
+    if folder.is_dir() and any(folder.iterdir()) and not any((folder / file).exists() for file in (RESULTS, OUTCOMES)):
         raise ValueError(f"--out {folder} holds other things; name a new folder")
 
 

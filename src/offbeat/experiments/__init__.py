@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import difflib
 
+from offbeat.experiments.bench import Bench
 from offbeat.experiments.catalogue import EXPERIMENTS
 from offbeat.experiments.experiment import Case, Claim, Experiment, Size
+from offbeat.experiments.figures import Figures
 from offbeat.experiments.judging import Verdict, judge
-from offbeat.experiments.trying import Figures, Found, carry_out
+from offbeat.experiments.trying import Found, carry_out
 
 __all__ = [
     "EXPERIMENTS",
+    "Bench",
     "Case",
     "Claim",
     "Experiment",

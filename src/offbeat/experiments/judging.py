@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from offbeat.experiments.experiment import Case, Claim, Measure
-from offbeat.experiments.trying import Figures, Found
+from offbeat.experiments.figures import Figures
+from offbeat.experiments.trying import Found
 
 Seeds = Sequence[Figures]
 

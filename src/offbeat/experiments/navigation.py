@@ -28,13 +28,14 @@ from offbeat.delays import Distribution
 from offbeat.tasks.task import Task
 
 # What is learned needs but to turn and to walk; what is timed knows all seven actions.
-WORLDS = ("Empty-Random-5x5", "Empty-6x6", "LavaGapS5", "Dynamic-Obstacles-5x5")
+WORLDS = ("Empty-Random-5x5", "Empty-Random-6x6", "LavaGapS5", "LavaGapS6")
 TIMED = ("FourRooms", "MultiRoom-N6", "KeyCorridorS3R3", "Dynamic-Obstacles-8x8", "GoTo")
 FIELDS, WALKING = 7 * 7 * 3 + 4, 3
 LEARNS = 4  # steps of learning from the episodes of a turn: twice over all of them, in two parts
 GAMMA, LAMBDA, CLIP, ENTROPY, VALUE = 0.99, 0.95, 0.2, 0.01, 0.5
-CUT = 40  # steps after which an episode that is learned from ends
+CUT = 60  # steps after which an episode that is learned from ends
 INSTALL = "pip install 'offbeat[experiments]'"
+JUDGED = 8  # times as many episodes as a turn has, in each world, are what an agent is judged by
 _PLAYED, _JUDGED, _ROW = 0x9140, 0x9141, 0x9142
 
 
@@ -184,8 +185,9 @@ def _batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
 
 def _evaluate(model: nn.Module) -> dict[str, float]:
     assert isinstance(model, Agent)
-    count = 2 * model.episodes
-    found = [play(model, name, count, draw.below(1 << 30, _JUDGED, k))[1] for k, name in enumerate(WORLDS)]
+    found = [
+        play(model, name, JUDGED * model.episodes, draw.below(1 << 30, _JUDGED, k))[1] for k, name in enumerate(WORLDS)
+    ]
     mean = sum(found) / len(found)
     return {"loss": -mean, "score": mean}
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from offbeat.basics.units import format_bytes, format_seconds
 from offbeat.experiments.experiment import Case, Experiment, Size
+from offbeat.experiments.figures import Figures
 from offbeat.experiments.judging import SAID, Verdict, judge
-from offbeat.experiments.trying import TUNING_SEED, Figures, Found, Trial, never_waiting
+from offbeat.experiments.trying import TUNING_SEED, Found, Trial, never_waiting
 from offbeat.strategies import METHODS
 
 SMALL = "This is the small version: its figures show that the experiment runs, and are no result."

@@ -19,8 +19,8 @@ from offbeat.experiments import datasets
 from offbeat.tasks.task import Task
 
 PAD, END, OTHER = 0, 1, 2  # nothing; the beginning and the end of a sentence; a word that the vocabulary has not
-WORDS, LONGEST, WIDTH, HEADS = 1000, 60, 32, 2
-HELD_OUT_EVERY, JUDGED, SPOKEN, SPOKEN_LONGEST = 10, 192, 128, 40
+WORDS, LONGEST, WIDTH, HEADS = 2000, 60, 64, 2
+HELD_OUT_EVERY, JUDGED, SPOKEN, SPOKEN_LONGEST = 10, 192, 256, 40
 DROPOUT = 0.1
 WINDOW = 8  # a batch is drawn out of so many times as many neighbours in the order of lengths
 INSTALL = "pip install 'offbeat[experiments]'"
@@ -57,8 +57,8 @@ def corpus(place: Path | None) -> Corpus:
         english, spanish = ([of.get(word, OTHER) for word in side] for of, side in zip(numbers, pair, strict=True))
         return torch.tensor([*english, END]), torch.tensor([END, *spanish, END])
 
-    spoken = [pair for pair in held_out if len(pair[1]) < SPOKEN_LONGEST][:: max(1, len(held_out) // (2 * SPOKEN))]
-    spoken = spoken[:SPOKEN]
+    spoken = [pair for pair in held_out if len(pair[1]) < SPOKEN_LONGEST]
+    spoken = spoken[:: max(1, len(spoken) // SPOKEN)][:SPOKEN]
     return Corpus(
         tuple(sorted(map(numbered, train), key=lambda pair: (len(pair[1]), len(pair[0])))),
         tuple(map(numbered, held_out[:: max(1, len(held_out) // JUDGED)][:JUDGED])),

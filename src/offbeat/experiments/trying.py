@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from offbeat import delays
 from offbeat.delays import Seconds
+from offbeat.experiments.bench import Bench
 from offbeat.experiments.experiment import Case, Experiment, Size
+from offbeat.experiments.figures import Figures
 from offbeat.experiments.workloads import Workload
 from offbeat.runs.result import Run
 from offbeat.sim import Network, simulate
@@ -19,33 +22,6 @@ from offbeat.strategies import named
 
 TUNING_SEED, FURTHER = 101, 2  # the first of the search's seeds; how often it goes on where the best rate is at an end
 SAMPLED_STEPS = 200  # of which the mean step of each worker is taken
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What one run came to. Without learning there are no losses.
-
-    ``curve``: (seconds, training loss), or the held-out one where what is held out is followed: ``reached``, (seconds,
-    the more the better).
-    """
-
-    seed: int
-    rate: float | None
-    seconds: float
-    waiting: float
-    sent: int
-    gradients: int
-    loss: float | None = None
-    accuracy: float | None = None
-    training_loss: float | None = None
-    curve: tuple[tuple[float, float], ...] = ()
-    score: float | None = None
-    reached: tuple[tuple[float, float], ...] = ()
-
-    @property
-    def efficiency(self) -> float:
-        """The share of the workers' time in which they computed."""
-        return 1.0 - self.waiting
 
 
 @dataclass(frozen=True)
@@ -62,7 +38,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Trial:
-    """One run to be made."""
+    """One run to be made. ``label``: what the method is called in the experiment."""
 
     method: str
     case: Case
@@ -70,6 +46,12 @@ class Trial:
     seed: int
     rate: float | None = None
     folder: Path | None = None
+    label: str = ""
+
+    @property
+    def title(self) -> str:
+        rate = "" if self.rate is None else f", rate {self.rate:g}"
+        return f"{self.case.name}: {self.label}{rate}, seed {self.seed}"
 
     def run(self) -> Figures:
         case, size, workload = self.case, self.size, self.size.workload
@@ -137,9 +119,9 @@ class Trial:
 
 
 def carry_out(
-    experiment: Experiment, size: Size, cases: Sequence[Case], folder: Path | None, told: Callable[[str], None]
+    experiment: Experiment, size: Size, cases: Sequence[Case], folder: Path | None, bench: Bench
 ) -> dict[str, dict[str, Found]]:
-    """Every method's figures, by case. ``told`` hears in a line what is about to run.
+    """Every method's figures, by case: runs are made on ``bench``, those of several methods at the same time.
 
     Rates are searched for once for each number of workers, in the first case that has so many.
     """
@@ -147,36 +129,42 @@ def carry_out(
         size.workload.place(folder)
         if size.workload.check is not None:
             size.workload.check()
-    found: dict[str, dict[str, Found]] = {}
-    tried: dict[tuple[str, int], Mapping[float, float]] = {}
-    for case in cases:
-        of_case = found.setdefault(case.name, {})
-        for label, method in experiment.methods.items():
-            told(f"{case.name}: {label}")
-            trial = Trial(method, case, size, 0, folder=folder)
-            rates: Mapping[float, float] = {}
-            if case.learns:
-                key = label, case.workers
-                rates = tried[key] = tried.get(key) or searched(trial)
+
+    def look(label: str, workers: int) -> dict[str, Found]:
+        found: dict[str, Found] = {}
+        tried: Mapping[float, float] = {}
+        for case in (case for case in cases if case.workers == workers):
+            trial = Trial(experiment.methods[label], case, size, 0, folder=folder, label=label)
+            tried = tried or searched(trial, bench) if case.learns else tried
+            rates = tried if case.learns else {}
             rate = best(rates) if rates else None
             count = size.seeds if case.learns else size.timed_seeds
-            figures = [replace(trial, seed=seed, rate=rate).run() for seed in range(1, count + 1)]
-            of_case[label] = Found(tuple(figures), rates)
-    return found
+            runs = bench.run([replace(trial, seed=seed, rate=rate) for seed in range(1, count + 1)])
+            found[case.name] = Found(tuple(runs), rates)
+        return found
+
+    labels, counts = list(experiment.methods), dict.fromkeys(case.workers for case in cases)
+    pairs = [(label, workers) for workers in counts for label in labels]
+    if bench.jobs == 1:  # in no other thread, where Ctrl-C would not reach it
+        found = {pair: look(*pair) for pair in pairs}
+    else:
+        with ThreadPoolExecutor(len(pairs)) as threads:
+            found = dict(zip(pairs, threads.map(look, *zip(*pairs, strict=True)), strict=True))
+    return {case.name: {label: found[label, case.workers][case.name] for label in labels} for case in cases}
 
 
-def searched(trial: Trial) -> dict[float, float]:
+def searched(trial: Trial, bench: Bench) -> dict[float, float]:
     """The mean held-out loss of each rate: of the workload's, and further out while the best is at an end."""
     assert isinstance(trial.size.workload, Workload)
     seeds = range(TUNING_SEED, TUNING_SEED + trial.size.tuning_seeds)
     losses: dict[float, float] = {}
 
-    def look(rate: float) -> None:
-        runs = [replace(trial, seed=seed, rate=rate).run() for seed in seeds]
-        losses[rate] = statistics.fmean(math.inf if r.loss is None else r.loss for r in runs)
+    def look(*rates: float) -> None:
+        runs = bench.run([replace(trial, seed=seed, rate=rate) for rate in rates for seed in seeds])
+        for rate in rates:
+            losses[rate] = statistics.fmean(math.inf if r.loss is None else r.loss for r in runs if r.rate == rate)
 
-    for rate in trial.size.workload.rates:
-        look(rate)
+    look(*trial.size.workload.rates)
     for _ in range(FURTHER):
         at = best(losses)
         if at not in (min(losses), max(losses)):

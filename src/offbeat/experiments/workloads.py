@@ -192,7 +192,7 @@ VOWELS = Workload(
 PROVERBS = Workload(
     "a Transformer on the Proverbs, English and Spanish, in batches of verses that are about as long, Adam",
     translation.task,
-    (0.004, 0.008),
+    (0.002, 0.004, 0.008),
     drops=(0.8,),
     cost=translation.cost,
     score=("BLEU", translation.score),
@@ -213,7 +213,7 @@ NAVIGATION = Workload(
     "PPO on MiniGrid (" + ", ".join(navigation.WORLDS) + "; a world for each worker), turns of whole episodes and "
     f"{navigation.LEARNS} steps of learning, Adam",
     navigation.task,
-    (0.005, 0.01),
+    (0.0005, 0.001, 0.002),
     score=("return", None),
     reached="score",
     has_losses=False,
