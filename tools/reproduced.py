@@ -16,6 +16,7 @@ from typing import Any
 
 from offbeat.experiments import EXPERIMENTS
 from offbeat.experiments.experiment import ALL_IN_ONE
+from offbeat.experiments.telling import missed, not_there
 
 ROOT = Path(__file__).parent.parent
 PAGE, RECORDS = ROOT / "docs" / "reproduce.md", ROOT / "records"
@@ -84,8 +85,8 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def _row(claim: dict[str, Any]) -> tuple[str, ...]:
     values = [float("inf") if value is None else value for value in claim["values"]]
     here = f"{statistics.median(values):.3g} ({min(values):.3g} … {max(values):.3g})"
-    missed = claim["missed_by"]
-    outcome = "met" if claim["met"] else f"**missed** by {missed:.2g}" if missed is not None else "**missed**: diverged"
+    here = here.replace("inf", not_there(claim["measure"]))
+    outcome = "met" if claim["met"] else missed(claim["measure"], claim["missed_by"]).replace("missed", "**missed**")
     over = claim["over"]
     rivals = "the best of the others" if len(over) > 2 else " and ".join(over) or "–"
     return (claim["case"], claim["measure"], claim["method"], rivals, claim["paper"], claim["goal"], here, outcome)

@@ -188,10 +188,10 @@ class Telling:
         rows = [["case", "what", "ours", "over", "the paper", "to reach", "here", ""]]
         for verdict in self.verdicts:
             claim, spread = verdict.claim, f"({_short(min(verdict.values))} … {_short(max(verdict.values))})"
-            outcome = "met" if verdict.met else f"missed by {_short(verdict.missed_by)}"
+            outcome = "met" if verdict.met else missed(claim.measure, verdict.missed_by)
             over = " and ".join(claim.over) if len(claim.over) < 3 else "the best of the others"
             what = SAID[claim.measure]
-            here = f"{_short(verdict.figure)} {spread}"
+            here = f"{_short(verdict.figure)} {spread}".replace(DIVERGED, not_there(claim.measure))
             rows.append([verdict.case, what, verdict.method, over or "–", claim.paper, claim.goal, here, outcome])
         return rows
 
@@ -204,8 +204,21 @@ def _spread(values: Sequence[float]) -> str:
     return f"{_short(statistics.median(values))} ({_short(min(values))} … {_short(max(values))})"
 
 
+DIVERGED, NEVER = "diverged", "never"
+
+
+def not_there(measure: str) -> str:
+    """What a measure says that has no number: a time that did not come, or a loss that was none any more."""
+    return NEVER if measure.startswith("time to") else DIVERGED
+
+
+def missed(measure: str, by: float | None) -> str:
+    """By how much a claim was missed, as far as that has a number."""
+    return f"missed by {by:.3g}" if by is not None and math.isfinite(by) else f"missed: {not_there(measure)}"
+
+
 def _short(value: float) -> str:
-    return f"{value:.3g}" if math.isfinite(value) else "diverged" if value > 0 else "–"
+    return f"{value:.3g}" if math.isfinite(value) else DIVERGED if value > 0 else "–"
 
 
 def _seeds(count: int) -> str:

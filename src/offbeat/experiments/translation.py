@@ -124,19 +124,22 @@ class Translator(nn.Module):
         return out
 
     def write(self, read: Tensor, english: Tensor, spanish: Tensor) -> Tensor:
-        """What may follow each word, up to a factor for each."""
+        """What is known of the word that follows each."""
         length = spanish.shape[-1]
         y = self.spanish(spanish) + self.place.weight[:length]
         before = torch.ones(length, length, dtype=torch.bool).tril()
         normed = self.norms[2](y)
         y = y + self.writes(normed, normed, before)
         y = y + self.looks(self.norms[3](y), read, (english != PAD).unsqueeze(-2))
-        y = self.norms[4](F.dropout(y + self.write_wide(y), DROPOUT, self.training))
-        out: Tensor = y @ self.spanish.weight.T
+        out: Tensor = self.norms[4](F.dropout(y + self.write_wide(y), DROPOUT, self.training))
         return out
 
+    def words(self, known: Tensor) -> Tensor:
+        """How likely each word is, up to a factor."""
+        return known @ self.spanish.weight.T
+
     def forward(self, english: Tensor, spanish: Tensor) -> Tensor:
-        return self.write(self.read(english), english, spanish)
+        return self.words(self.write(self.read(english), english, spanish))
 
 
 def loss(output: Tensor, target: Tensor) -> Tensor:
@@ -154,7 +157,7 @@ def translations(model: nn.Module, english: Tensor) -> Tensor:
     said = torch.full((len(english), 1), END)
     ended = torch.zeros(len(english), dtype=torch.bool)
     while said.shape[1] <= SPOKEN_LONGEST and not bool(ended.all()):
-        following = model.write(read, english, said)[:, -1].argmax(dim=-1)
+        following = model.words(model.write(read, english, said)[:, -1]).argmax(dim=-1)
         following = following.masked_fill(ended, PAD)
         ended |= following == END
         said = torch.cat([said, following.unsqueeze(1)], dim=1)
@@ -209,6 +212,7 @@ def _batch(place: Path | None, size: int, seed: int, rank: int, step: int) -> tu
     return english, spanish[:, :-1], spanish[:, 1:]
 
 
+@cache
 def cost(seed: int, size: int, place: Path | None, rank: int, step: int) -> float:
     """How long a batch takes: as many words as its rows have, filled up."""
     chosen = _chosen(place, size, seed, rank, step)
