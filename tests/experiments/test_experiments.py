@@ -131,7 +131,7 @@ def test_the_small_version_writes_its_table_and_all_that_stands_behind_it(
 
 
 # Steps of each worker: few, but adaptive periods and delays of 12 steps want some.
-LENGTHS = {"dasgd-overlap": 20, "wagma-rl": 4, "wagma-translation": 2, "eager-video": 4}
+LENGTHS = {"dasgd-overlap": 20, "wagma-rl": 4, "wagma-translation": 4, "eager-video": 4}
 
 
 def needs_packages_of(about: Experiment) -> None:

@@ -219,7 +219,7 @@ WAGMA_TRANSLATION = Experiment(
         Claim("–", TO_SCORE, (ALL_IN_ONE,), tuple(WAGMA_RIVALS | WAGMA), at_most=1.0),
     ),
     Size(800, 3, TRANSLATION, batch=4, points=30),
-    Size(16, 1, PROVERBS, batch=8, points=2),
+    Size(16, 1, PROVERBS, batch=4, points=2),
 )
 
 DECENTRALISED = ("local SGD 10", "D-PSGD", "SGP")
