@@ -217,7 +217,8 @@ class FactsServer(Server):
         worker, then = told.worker, told.name
         if told.what == "fact":
             self._facts[told.name] = told.value
-            self._tell(say.Fact(self.key, told.name, told.value), but=worker)
+            echoes = told.name.startswith(f"{say.ATTACHED}/")  # who has attached may rely on it that all know so
+            self._tell(say.Fact(self.key, told.name, told.value), but=EVERYBODY if echoes else worker)
             if told.name.startswith("done/"):
                 self._refuse_if_others_end()
             if told.name.startswith(("done/", mean.SAYS)):

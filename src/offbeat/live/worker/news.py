@@ -146,6 +146,10 @@ class RunFacts:
         self._facts[name] = value
         self._say(say.Post(self._key, name, value))
 
+    def post_attached(self) -> None:
+        """A fact that is known here when it is known to all, whatever becomes of this host."""
+        self._say(say.Post(self._key, f"{say.ATTACHED}/{self._rank}", "1"))
+
     def fail(self, words: str) -> None:
         """My last words to the others; nothing where they have failed before me, and know."""
         if self.failure is None:
