@@ -174,7 +174,7 @@ def test_of_shared_work_no_sample_is_left_out(layout: tuple[int, ...]) -> None:
 def ending(rank: int, layout: tuple[int, ...], lost: int, least: int) -> None:
     on_host_that_is_missed_soon(rank, layout)
     model = net()
-    optimizer = ob.attach(sgd(model), model, ob.eager(), min_workers=least)
+    optimizer = ob.attach(sgd(model), model, ob.eager(), min_workers=least or None)
     for t in range(100_000):
         if rank == layout.index(lost) and t == 3:
             this_host_is_lost(layout)
