@@ -1477,6 +1477,8 @@ class Play:
         self._ups, self._downs, self._streams = ([draw.choice([3, 20, 60]) for _ in range(n)] for _ in range(3))
         self._adding, self._flushing = draw.choice([2, 20, 60]), draw.choice([10, 60])
         self._words, self._vectors = ([draw.choice([2, 20, 60]) for _ in hosts] for _ in range(2))
+        # What the lost host has sent comes to one soon, and to another late, or never.
+        self._last_words = [draw.choice([1, 100]) for _ in hosts] if case.lost_host is not None else []
         kind = AtWeights if case.rules is None else AtChannel
         self.workers: list[Any] = []
         for rank in range(n):
@@ -1609,7 +1611,7 @@ class Play:
         return found
 
     def _losses(self, lost: Table) -> list[Option]:
-        n = self.size
+        n, last_words = self.size, self._last_words
         if not lost.is_lost:
             at_work = any(not worker.turn.is_done for worker in self.workers if worker.table is lost)
             if self.case.lost_at is None:
@@ -1618,20 +1620,20 @@ class Play:
             return [Option(5 * n + 3, NOW, lost.is_lost_here)] if at_work and is_due else []
         here = [table for table in self.tables if not table.is_lost]
         find = [
-            Option(5 * n + 8 * table.host + 3, 3, lambda table=table: table.loses(lost))  # type: ignore[misc]
+            Option(5 * n + 8 * table.host + 3, 30, lambda table=table: table.loses(lost))  # type: ignore[misc]
             for table in here
             if not lost.roads[table.name].has_ended
         ]
         return find + [
             option
             for table in here
-            for option in self._arrivals(lost.roads[table.name], 5 * n + 8 * lost.host, lost.host)
+            for option in self._arrivals(lost.roads[table.name], 5 * n + 8 * lost.host, *2 * [last_words[table.host]])
         ]
 
-    def _arrivals(self, road: Road, first: int, host: int) -> list[Option]:
+    def _arrivals(self, road: Road, first: int, words: int, vectors: int) -> list[Option]:
         """Of what is on its way."""
-        found = [Option(first + 4, self._words[host], road.next_word)] if road.words else []
-        return found + ([Option(first + 5, self._vectors[host], road.next_vector)] if road.vectors else [])
+        found = [Option(first + 4, words, road.next_word)] if road.words else []
+        return found + ([Option(first + 5, vectors, road.next_vector)] if road.vectors else [])
 
     def _options_of(self, table: Table, first: int) -> list[Option]:
         found, h = list[Option](), table.host
@@ -1642,7 +1644,7 @@ class Play:
         if table.wakes:
             found.append(Option(first + 2, 3, table.wake))
         for road in table.roads.values():
-            found += [] if road.ends_nowhere else self._arrivals(road, first, h)
+            found += [] if road.ends_nowhere else self._arrivals(road, first, self._words[h], self._vectors[h])
             if road.acknowledged:
                 found.append(Option(first + 6, self._words[h], road.next_acknowledgement))
         if table.can_close and table.server is not None and table.server.is_through:
@@ -1693,6 +1695,39 @@ def programs(seed: int, size: int, steps: tuple[int, int] = (0, 6), also: str = 
         return draw.choice(["", *also]) + told if told else told
 
     return tuple(one() for _ in range(size))
+
+
+class HeardByOne(Drawn):
+    """Only the second of three hosts hears anything of the last, which is lost when its part of a round has come there.
+    The other two have not exchanged theirs by then.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.play: Play
+
+    def choose(self, options: list[Option]) -> int:
+        first, second, last = self.play.tables
+        if not last.is_lost:
+            server: Any = second.server
+            parts = (
+                [] if server is None else [*server._parts.values(), *(one.parts for one in server._under_way.values())]
+            )
+            has_come = any(last.host in some for some in parts)
+            found = [k for k, one in enumerate(options) if (one.do == last.is_lost_here) == has_come]
+            late = first.roads[second.name], second.roads[first.name]
+            soon = [k for k in found if options[k].do not in [road.next_vector for road in late]]
+            return self.draw.choice(soon or found or range(len(options)))
+        kept = [k for k, one in enumerate(options) if getattr(one.do, "__self__", None) is not last.roads[first.name]]
+        return self.draw.choice(kept or range(len(options)))
+
+
+def heard_by_one(case: Case, seed: int) -> Play:
+    """In such an order."""
+    chooser = HeardByOne(seed)
+    one = chooser.play = Play(case, chooser, seed)
+    one.run()
+    return one
 
 
 # What must be so, whatever the order was.
