@@ -1804,7 +1804,8 @@ def what_the_dead_had_submitted_counts_once(one: Play) -> None:
         for version, value in worker.got if not worker.is_dead else ():
             all_take_part = not rules.of_weights or rules.is_full(version)
             rank = worker.twin_of if version < worker.twin_since else worker.rank
-            members: Any = tuple(range(one.case.size) if all_take_part else one.whom(version).block(rank))
+            members: Any = tuple(range(one.case.size))
+            members = members if all_take_part else one.whom(version).block(rank)
             given = [gave[version][rank] for rank in members if rank in gave[version]]
             lost = [rank for rank in members if one.workers[rank].table.is_lost]
             without = [gave[version][rank] for rank in members if rank in gave[version] and rank not in lost]

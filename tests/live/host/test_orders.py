@@ -301,7 +301,7 @@ def test_of_workers_on_several_hosts_the_same_holds_though_all_of_a_host_are_dea
 
 @pytest.mark.parametrize(
     ("name", "homes"),
-    every_or_in_turns([*GRADIENTS, *KINDS], ([(0, 0, 1), (0, 1, 0)], [(0, 1, 2), (0, 1, 2, 1), (0, 1, 2, 3)])),
+    every_or_in_turns([*GRADIENTS, *KINDS], [(0, 0, 1), (0, 1, 0), (0, 1, 2), (0, 1, 2, 1), (0, 1, 2, 3)]),
 )
 def test_without_a_host_the_others_go_on_and_what_it_had_given_counts_as_a_whole_or_not_at_all(
     name: str, homes: tuple[int, ...]
@@ -328,10 +328,10 @@ def test_so_it_is_at_whatever_moment_a_host_is_lost_in_every_order_that_is_a_dep
         settled += one.has_settled
         what_the_dead_had_submitted_counts_once(one)
 
-    for moment in range(0, 60, unless_long(6, 1)):
+    for moment in range(0, 60, unless_long(15, 1)):
         case = Case(KINDS[kind], ("s", "s", "s"), whom(KINDS[kind], 3), homes=(0, 1, 2), lost_host=2, lost_at=moment)
         orders += all_orders(case, check, departures=1)
-    assert settled == orders > 300
+    assert settled == orders > 100
 
 
 @LATE_GPU
