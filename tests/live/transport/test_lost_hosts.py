@@ -124,7 +124,7 @@ def test_a_gradient_counts_once_for_all_or_for_nobody_and_those_of_the_others_al
         if host == LOST:
             whole = value[rank] * SIZE
             assert whole == pytest.approx(round(whole), abs=1e-9), "a part of a gradient"
-            assert whole <= LAST + 2
+            assert whole <= STEPS  # its other worker may have been ahead
         else:
             assert STEPS / SIZE - 1e-9 <= value[rank] <= STEPS / there + 1e-9
     if method == "allreduce":
@@ -147,11 +147,11 @@ def sharing(rank: int, layout: tuple[int, ...]) -> list[int]:
         if rank == layout.index(LOST) and t == 3:
             forge.hear(f"{rank} has used")
             this_host_is_lost(layout)
+        if layout[rank] == LOST:  # before the step, which counts though its worker dies right after
+            forge.note(samples.tolist())
         loss(model, rank, t).backward()
         optimizer.step()
         used += samples.tolist()
-        if layout[rank] == LOST:
-            forge.note(samples.tolist())
         if rank == layout.index(LOST) and t == 2:
             forge.say(f"{rank} has used")
     optimizer.finish()
