@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import gc
+import json
 import math
 import os
 import pickle
@@ -22,6 +23,7 @@ from typing import Any
 from tests.support.forge import Job, Outcome
 from tests.support.ports import hold_port
 
+LINKS = "TEST_LINKS"  # in the environment of a worker: limits of its host process's links, in seconds
 FIRST_S = 5.0  # a host process waits for its first worker: where an attach is refused, nobody comes
 ENDS_S = 30.0  # one that is there so long after its workers is left behind
 
@@ -134,14 +136,16 @@ class _HostProcesses:
         def spawn(listener: socket.socket, token: str) -> None:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
                 line.connect(name)
-                socket.send_fds(line, [token.encode()], [listener.fileno(), 2])
+                told = f"{token} {os.environ.get(LINKS, '{}')}"
+                socket.send_fds(line, [told.encode()], [listener.fileno(), 2])
                 line.recv(1)
 
         start.spawn = spawn
 
     def start(self, not_its_own: list[int]) -> None:
         line, _ = self.door.accept()
-        token, (listener, stderr), _, _ = socket.recv_fds(line, 256, 2)
+        told, (listener, stderr), _, _ = socket.recv_fds(line, 1024, 2)
+        token, _, seconds = told.decode().partition(" ")
         forge, pid = os.getpid(), os.fork()
         if pid == 0:
             _die_with(forge)
@@ -153,10 +157,11 @@ class _HostProcesses:
             for descriptor in (*not_its_own, stderr):
                 os.close(descriptor)
             try:
-                from offbeat.live.host import process
+                from offbeat.live.host import links, process
 
                 process.FIRST_S = FIRST_S
-                process.serve(socket.socket(fileno=listener), token.decode())
+                vars(links).update(json.loads(seconds))
+                process.serve(socket.socket(fileno=listener), token)
             except BaseException:
                 traceback.print_exc()
             finally:

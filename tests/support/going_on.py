@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import warnings
+from pathlib import Path
 
 import torch
 from torch import nn
 
 import offbeat as ob
 from offbeat.live.transport import hosts
+from offbeat.live.worker.line import _lines as lines
+from tests.support.forking import LINKS
 from tests.support.methods import EVERY_KIND
 from tests.support.nets import backward, flat, net, sgd
 
@@ -69,6 +73,55 @@ def left_behind(rank: int, method: str, moment: str, who: tuple[int, ...], layou
         backward(optimizer, model, rank, t)
         if dies:
             die()
+        optimizer.step()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*samples of this worker were never used")
+        optimizer.finish()
+    return flat(model).tolist()
+
+
+# Limits of the links between host processes, in seconds, for tests that wait for them.
+SOON = {"BEAT_S": 0.1, "SILENT_S": 1.0, "REDIAL_S": 1.0, "PROOF_S": 0.3, "REFUSED_S": 0.2}
+
+
+def on_host_that_is_missed_soon(rank: int, layout: tuple[int, ...]) -> None:
+    """This process is a worker of its host in that layout; a host that is silent is lost soon."""
+    on_host(layout[rank])
+    os.environ[LINKS] = json.dumps(SOON)
+    folder = Path(os.environ["JOB_FOLDER"])
+    (folder / f"{rank}.writing").write_text(str(os.getpid()))
+    (folder / f"{rank}.writing").rename(folder / f"{rank}.pid")
+
+
+def host_pid() -> int:
+    """Of this worker's host process."""
+    (line,) = lines.values()
+    return line.host_pid
+
+
+def this_host_is_lost(layout: tuple[int, ...]) -> None:
+    """All of its processes end, the host process before the workers: nobody can say anything any more."""
+    folder, mine = Path(os.environ["JOB_FOLDER"]), layout[int(os.environ["RANK"])]
+    pids = [int((folder / f"{rank}.pid").read_text()) for rank, host in enumerate(layout) if host == mine]
+    for pid in (host_pid(), *(pid for pid in pids if pid != os.getpid()), os.getpid()):
+        os.kill(pid, signal.SIGKILL)
+
+
+def left_by_a_host(rank: int, method: str, moment: str, host: int, layout: tuple[int, ...]) -> list[float]:
+    """A host is lost when its first worker comes to a moment; the weights that the others end with."""
+    on_host_that_is_missed_soon(rank, layout)
+    model = net()
+    optimizer = ob.attach(sgd(model, momentum=0.0), model, METHODS[method], min_workers=1)
+    last = 0 if moment == "before its first step" else LAST
+    for t in range(STEPS):
+        dies = rank == layout.index(host) and t == last
+        if dies and moment != "inside a step":
+            this_host_is_lost(layout)
+        if t == LAST and moment == "in the middle of an average":
+            optimizer.average()
+        backward(optimizer, model, rank, t)
+        if dies:
+            this_host_is_lost(layout)
         optimizer.step()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*samples of this worker were never used")

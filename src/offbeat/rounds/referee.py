@@ -144,6 +144,11 @@ class Referee:
         self._dead.add(rank)
         return self.finished(rank)
 
+    def lost(self, rank: int) -> None:
+        """The seat of ``rank`` is no more, with all that it would have said of rounds it is in."""
+        if self._pool is not None:
+            self._pool.begin_anew(rank)
+
     def returning(self, rank: int, twin_of: int) -> None:
         """``rank``, which had died, is a worker again, the twin of another one between two steps. It is on its way:
         as one that stands, it is waited for by nobody.

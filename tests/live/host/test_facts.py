@@ -12,6 +12,7 @@ from offbeat.live.host import facts_server, mean
 from offbeat.live.host import protocol as say
 from offbeat.live.host.facts_server import FactsServer, Membership
 from offbeat.live.host.server import Counterparts
+from offbeat.live.host.settling import Held
 from tests.support.clock import Clock
 
 KEY, HOSTS = "run/facts", 3
@@ -20,6 +21,9 @@ NOBODY = Membership(
     lambda run, rank, twin_of: True,
     lambda run, rank, twin_of, page: None,
     lambda key, worker: None,
+    lambda run, gone: Held([], []),
+    lambda run, gone, counts: None,
+    lambda run, gone, words: None,
 )
 
 
@@ -146,7 +150,12 @@ class Run:
         self.heard: dict[int, list[Any]] = {}
         plan = {"run": "run", "root": "run", "ranks": [0, 1, 2, 3], "min_workers": 1, "frozen_s": frozen_s}
         others = Counterparts(KEY, [], 4, "here", lambda *_: None)
-        membership = Membership(self._bury, lambda run, rank, twin_of: self.can_revive, self._revive, self._kill)
+        membership = NOBODY._replace(
+            bury=self._bury,
+            can_revive=lambda run, rank, twin_of: self.can_revive,
+            revive=self._revive,
+            kill=self._kill,
+        )
         arena: Any = self.arena
         doing = lambda key, worker: None if worker in self.stopped else "is busy"  # noqa: E731
         self.server = FactsServer(KEY, plan, others, doing, membership, arena)

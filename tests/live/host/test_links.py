@@ -363,6 +363,39 @@ def test_a_peer_that_does_not_come_back_is_lost_after_a_while(loop: Loop, monkey
     assert list(b.lost) == ["a"]
 
 
+def test_a_peer_that_gives_no_sign_of_life_is_lost_though_its_connection_stands(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("BEAT_S", 0.1), ("SILENT_S", 0.5), ("REDIAL_S", 0.5), ("PROOF_S", 0.2)):
+        monkeypatch.setattr(links, name, seconds)
+    a, b, cable = by_cable(loop)
+    greeted(loop, a, b)
+    cable.stalls = True
+    loop.until(lambda: bool(a.lost and b.lost))
+    assert "no connection came about in" in a.lost["b"]
+
+
+def test_peers_that_have_nothing_to_say_are_not_lost(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("BEAT_S", 0.1), ("SILENT_S", 0.5), ("REDIAL_S", 0.5)):
+        monkeypatch.setattr(links, name, seconds)
+    a, b, _ = by_cable(loop)
+    greeted(loop, a, b)
+    end_s = time.monotonic() + 1.5
+    loop.until(lambda: time.monotonic() > end_s)
+    assert not a.lost
+    assert not b.lost
+    assert all(peer.is_connected for peer in (*a.links.peers(), *b.links.peers()))
+
+
+def test_a_peer_that_was_parted_with_hears_why_and_does_not_come_back(loop: Loop, two: tuple[Side, Side]) -> None:
+    a, b = two
+    greeted(loop, a, b)
+    a.links.part_with("b", "the others go on without it")
+    loop.until(lambda: bool(a.lost and b.lost))
+    assert a.lost == {"b": "the others go on without it"}
+    assert "the others go on without it" in b.lost["a"]
+
+
 def test_a_later_process_of_the_same_name_is_another_peer(loop: Loop) -> None:
     a, b = Side(loop, "a"), Side(loop, "b")
     meet(a, b)

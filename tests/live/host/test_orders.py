@@ -31,7 +31,7 @@ from tests.support.at_host import (
     rounds_are_told_once,
     what_the_dead_had_submitted_counts_once,
 )
-from tests.support.long import every_or_in_turns
+from tests.support.long import every_or_in_turns, unless_long
 
 SEEDS = range(6)
 GRADIENTS = {
@@ -297,6 +297,41 @@ def test_of_workers_on_several_hosts_the_same_holds_though_all_of_a_host_are_dea
         if rules is not None and rules.absent in ("carry", "last"):
             what_the_dead_had_submitted_counts_once(one)
     assert died
+
+
+@pytest.mark.parametrize(
+    ("name", "homes"),
+    every_or_in_turns([*GRADIENTS, *KINDS], [(0, 0, 1), (0, 1, 0), (0, 1, 2), (0, 1, 2, 1), (0, 1, 2, 3)]),
+)
+def test_without_a_host_the_others_go_on_and_what_it_had_given_counts_as_a_whole_or_not_at_all(
+    name: str, homes: tuple[int, ...]
+) -> None:
+    rules, size, settled = GRADIENTS[name] if name in GRADIENTS else KINDS[name], len(homes), 0
+    for seed in range(4):
+        told = programs(seed, size, (3, 9), also="a" if seed % 2 else "")
+        one = play(Case(rules, told, whom(rules, size), homes=homes, lost_host=1, is_long=seed > 1), seed)
+        settled += one.has_settled
+        assert all(worker.turn.is_done for worker in one.workers)
+        if rules is not None and rules.absent in ("carry", "last"):
+            what_the_dead_had_submitted_counts_once(one)
+    assert settled
+
+
+@pytest.mark.parametrize("kind", ["gradients", "last weights"])
+def test_so_it_is_at_whatever_moment_a_host_is_lost_in_every_order_that_is_a_departure_from_taking_turns(
+    kind: str,
+) -> None:
+    orders = settled = 0
+
+    def check(one: Play) -> None:
+        nonlocal settled
+        settled += one.has_settled
+        what_the_dead_had_submitted_counts_once(one)
+
+    for moment in range(0, 60, unless_long(15, 1)):
+        case = Case(KINDS[kind], ("s", "s", "s"), whom(KINDS[kind], 3), homes=(0, 1, 2), lost_host=2, lost_at=moment)
+        orders += all_orders(case, check, departures=1)
+    assert settled == orders > 100
 
 
 @LATE_GPU

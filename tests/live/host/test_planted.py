@@ -11,8 +11,10 @@ import pytest
 
 from offbeat.live.host import books, channel_server, ledger, process, weights_server
 from offbeat.live.host import protocol as say
+from offbeat.live.host.channel_server import ChannelServer
 from offbeat.live.host.ledger import Expression, Sum
 from offbeat.live.host.server import BookedServer, Counterparts, MeetingServer, Passage, Server, Unison
+from offbeat.live.host.settling import Counts, Inquiry
 from offbeat.live.worker.channel_client import ChannelClient
 from offbeat.live.worker.slots import ThroughHost
 from offbeat.rounds import waiting
@@ -24,6 +26,7 @@ from tests.support.at_host import (
     Case,
     Play,
     every_gradient_is_applied_once_by_all,
+    heard_by_one,
     nothing_is_lost_from_the_sum,
     play,
     rounds_are_of_what_lay_in_the_trays,
@@ -61,6 +64,7 @@ CASES = {
     "weights of the dead": Case(Rules(waiting.first, "last"), STEPS, groups(3, 2), dies=0, goes_on=True),
     "pairs with the dead": Case(None, STEPS, dies=0, goes_on=True),
     "the dead of a host": Case(Rules(waiting.first, "carry"), STEPS, homes=(0, 0, 1), dies=2, goes_on=True),
+    "a lost host": Case(Rules(waiting.first, "carry"), ("ss", "ss", "ss"), homes=(0, 1, 2), lost_host=2),
     "all dead of the first host": Case(
         Rules(waiting.first, "last"), STEPS, groups(3, 2), homes=(0, 1, 1), dies=0, goes_on=True
     ),
@@ -73,7 +77,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 def check(one: Play) -> None:
     rules = one.case.rules
     if any(worker.is_dead for worker in one.workers):
-        if one.case.goes_on and rules is not None:
+        if one.outlives and rules is not None:
             what_the_dead_had_submitted_counts_once(one)
         return
     if rules is not None and not rules.of_weights:
@@ -82,6 +86,11 @@ def check(one: Play) -> None:
         nothing_is_lost_from_the_sum(one)
     if rules is not None and rules.absent in ("carry", "last"):
         rounds_are_of_what_lay_in_the_trays(one)
+
+
+def played(name: str, seed: int) -> Play:
+    case = CASES[name]
+    return play(case, seed) if case.lost_host is None else heard_by_one(case, seed)
 
 
 def roots_without(*names: str) -> Plant:
@@ -340,6 +349,37 @@ def other_hosts_that_hear_of_no_death(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Counterparts, "send", sends)
 
 
+def parts_that_count_though_others_lack_them(patch: pytest.MonkeyPatch) -> None:
+    decided = Inquiry.decided
+
+    def decides(self: Inquiry) -> Counts:
+        held = [(key, name) for said in self._said.values() for key, name, _ in said.held]
+        return decided(self)._replace(held=held)
+
+    patch.setattr(Inquiry, "decided", decides)
+
+
+def parts_that_each_keeps_as_it_likes(patch: pytest.MonkeyPatch) -> None:
+    settle = ChannelServer.settle
+
+    def settles(self: ChannelServer, gone: Any, held: Any, used: Any) -> None:
+        known = [*self._parts.items(), *((name, one.parts) for name, one in self._under_way.items())]
+        settle(self, gone, {(host, *name) for name, parts in known for host in parts}, used)
+
+    patch.setattr(ChannelServer, "settle", settles)
+
+
+def parts_that_are_used_before_it_is_settled(patch: pytest.MonkeyPatch) -> None:
+    asked_of = ChannelServer.asked_of
+
+    def asks(self: ChannelServer, gone: Any) -> Any:
+        found = asked_of(self, gone)
+        self.asked.clear()
+        return found
+
+    patch.setattr(ChannelServer, "asked_of", asks)
+
+
 FAULTS: dict[str, tuple[Plant, str, str]] = {
     "answers that are being read are no roots": (roots_without("answers"), "gradients", OVERWRITTEN),
     "answers that wait for sums are no roots": (roots_without("replies"), "gradients", "is told of what does not lie"),
@@ -478,6 +518,23 @@ FAULTS: dict[str, tuple[Plant, str, str]] = {
         "the dead of a host",
         STUCK,
     ),
+    "nobody keeps what a round came to": (
+        always(BookedServer, "is_whole_here", lambda *_: None),
+        "a lost host",
+        "came to",
+    ),
+    "what a round came to is not passed on": (always(ChannelServer, "pass_on", lambda *_: None), "a lost host", STUCK),
+    "a lost host's part counts though others lack it": (
+        parts_that_count_though_others_lack_them,
+        "a lost host",
+        f"{STUCK}|came to",
+    ),
+    "a lost host's part counts for whoever has it": (parts_that_each_keeps_as_it_likes, "a lost host", "came to"),
+    "a lost host's part is used before it is settled what counts": (
+        parts_that_are_used_before_it_is_settled,
+        "a lost host",
+        "came to",
+    ),
     "a dead one is waited for before it has come": (
         always(
             MeetingServer,
@@ -517,7 +574,7 @@ def test_a_fault_that_was_planted_is_found(name: str, monkeypatch: pytest.Monkey
     plant(monkeypatch)
     for seed in SEEDS:
         try:
-            check(play(CASES[case], seed))
+            check(played(case, seed))
         except Exception as error:
             found = f"{type(error).__name__}: {error}"
             break
@@ -529,4 +586,4 @@ def test_a_fault_that_was_planted_is_found(name: str, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("case", CASES)
 def test_without_one_nothing_is_found(case: str) -> None:
     for seed in SEEDS[:8]:
-        check(play(CASES[case], seed))
+        check(played(case, seed))

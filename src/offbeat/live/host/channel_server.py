@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -24,6 +24,7 @@ from offbeat.live.host.books import Books, ClientRecord, Reply, Send, unheard
 from offbeat.live.host.host_sums import GivenByHost, Summed
 from offbeat.live.host.ledger import Expression, Sum, Written
 from offbeat.live.host.server import Counterparts, MeetingServer, Whereabouts
+from offbeat.live.host.settling import Name
 from offbeat.rounds.held import NEVER, Elsewhere, held
 from offbeat.rounds.referee import Notice, Referee, Say
 from offbeat.rounds.rules import Rules
@@ -124,6 +125,13 @@ class Block:
         return all(host in self.parts for host in self.hosts)
 
 
+class Summing(NamedTuple):
+    """A block that is summed in two phases, and what this host gives to it."""
+
+    block: Block
+    part: HostPart
+
+
 class Seated(ClientRecord):
     """A worker, its seat, and what it waits for."""
 
@@ -176,6 +184,9 @@ class ChannelServer(MeetingServer):
         self._due: list[Block] = []  # blocks whose members here are not through with the round before
         self._under_way: dict[tuple[int, int], Block] = {}  # those that wait for other hosts' parts
         self._parts: dict[tuple[int, int], dict[int, HostPart]] = {}  # of blocks that have not begun here
+        self._summing: dict[tuple[int, int], Summing] = {}
+        self._awaited: set[Name] = set()  # blocks whose totals others pass on
+        self._totals: dict[Name, tuple[say.BlockTotal, Expression]] = {}  # passed on before it is settled here
         self._in_round = self._flushing = False
         self._spares = Spares()
         self._watched: int | None = None  # the round for which everybody was looked up
@@ -187,7 +198,10 @@ class ChannelServer(MeetingServer):
 
     def values(self) -> list[Expression]:
         parts = [*self._parts.values(), *(block.parts for block in self._under_way.values())]
-        of_hosts = [part.value for some in parts for part in some.values() if part.value is not None]
+        every = [*(part for some in parts for part in some.values()), *(one.part for one in self._summing.values())]
+        of_hosts = [part.value for part in every if part.value is not None]
+        of_hosts += [kept.what[1] for kept in self._kept.values()]
+        of_hosts += [total for _, total in self._totals.values()]
         return [
             *of_hosts,
             *self._lost.values(),
@@ -329,6 +343,10 @@ class ChannelServer(MeetingServer):
             case say.Go():
                 self._announced.append(message)
                 self._go_on()
+            case say.BlockTotal(version=version, block=block):
+                assert value is not None
+                self._totals[version, block] = message, value
+                self._take_totals()
             case say.BlockPart(version=version, block=block):
                 shares = {worker: Freshness(age, fresh) for worker, age, fresh in message.shares}
                 self._hear_part((version, block), host, HostPart(value, shares, message.absent))
@@ -616,40 +634,51 @@ class ChannelServer(MeetingServer):
         absent = sorted(self._dead.intersection(block.here).difference(shares))
         if len(block.hosts) == 1:
             block.absent = set(absent)
-            self._deliver(block, Sum(terms, self._divisor(block)), shares)
+            self._deliver(block, self._divided(block, terms), shares)
             return
-        value = self.as_one(terms) if terms else None
-        if self.sums.takes(block.hosts):
-            self._sum_in_phases(block, value, shares, absent)
+        self._give(block, HostPart(self.as_one(terms) if terms else None, shares, absent))
+
+    def _give(self, block: Block, mine: HostPart) -> None:
+        """To the other hosts of the block."""
+        hosts = self.left(block.hosts)
+        if self.sums.takes(hosts):
+            self._summing[block.name] = Summing(block, mine)
+            self._sum_in_phases(block, hosts, mine)
             return
-        block.parts = {self.others.me: HostPart(value, shares, absent), **self._parts.pop(block.name, {})}
+        gone = {host: self._nothing_of(block, host) for host in block.hosts if host in self.gone}
+        block.parts = {self.others.me: mine, **gone, **self._parts.pop(block.name, {})}
         self._under_way[block.name] = block
-        told = [(r, share.age, share.fresh) for r, share in shares.items()]
-        part = say.BlockPart(self.key, block.version, block.ranks[0], told, absent, value is not None)
-        for host in block.hosts:
+        told = [(r, share.age, share.fresh) for r, share in mine.shares.items()]
+        part = say.BlockPart(self.key, block.version, block.ranks[0], told, mine.absent, mine.value is not None)
+        for host in hosts:
             if host != self.others.me:
-                if value is None:
+                if mine.value is None:
                     self.others.send(host, part)
                 else:
-                    self.send(host, part, value)
+                    self.send(host, part, mine.value)
         self._deliver_if_whole(block)
 
-    def _sum_in_phases(
-        self, block: Block, value: Expression | None, shares: dict[int, Freshness], absent: list[int]
-    ) -> None:
+    def _nothing_of(self, block: Block, host: int) -> HostPart:
+        """The part of a lost host."""
+        return HostPart(None, {}, [r for r in block.ranks if self.others.home_of[r] == host])
+
+    def _sum_in_phases(self, block: Block, hosts: Sequence[int], mine: HostPart) -> None:
         """With the other hosts of the block, which hear nothing else of what is given here."""
         first = block.here[0]
-        said = [[(r, share.age, share.fresh) for r, share in shares.items()], absent]
+        said = [[(r, share.age, share.fresh) for r, share in mine.shares.items()], mine.absent]
         lost = self._lost.get(first) if self.sums.codec is not None else None
-        given = GivenByHost(value, said, (self._seed, first, block.version), lost)
+        given = GivenByHost(mine.value, said, (self._seed, first, block.version), lost)
+        nobody = {r for r in block.ranks if self.others.home_of[r] not in hosts}
 
         def deliver(summed: Summed) -> None:
             everyones = {r: Freshness(age, fresh) for some, _ in summed.said for r, age, fresh in some}
-            block.absent = {r for _, absent in summed.said for r in absent}
-            self._deliver(block, summed.total(self._divisor(block)), dict(sorted(everyones.items())))
+            block.absent = nobody.union(r for _, absent in summed.said for r in absent)
+            del self._summing[block.name]
+            total = Expression([(summed.total(self._divisor(block)), 1.0)])
+            self._deliver(block, total, dict(sorted(everyones.items())))
             self._go_on()
 
-        self.sums.begin(block.name, block.hosts, given, deliver)
+        self.sums.begin(block.name, hosts, given, deliver)
 
     def _hear_part(self, name: tuple[int, int], host: int, part: HostPart) -> None:
         block = self._under_way.get(name)
@@ -660,26 +689,86 @@ class ChannelServer(MeetingServer):
             self._deliver_if_whole(block)
 
     def _deliver_if_whole(self, block: Block) -> None:
-        if block.is_whole:
+        if block.is_whole and block.name not in self._awaited and self.asked.isdisjoint(block.hosts):
             parts = [block.parts[host] for host in block.hosts]
             shares = {r: share for part in parts for r, share in part.shares.items()}
             block.absent = {r for part in parts for r in part.absent}
-            total = Sum([part.value for part in parts if part.value is not None], self._divisor(block))
-            self._deliver(block, total, dict(sorted(shares.items())))
+            terms = [part.value for part in parts if part.value is not None]
+            self._deliver(block, self._divided(block, terms), dict(sorted(shares.items())))
             del self._under_way[block.name]
             self._go_on()
 
     def lost(self, host: int, words: str) -> None:
         super().lost(host, words)
         self._under_way = {name: one for name, one in self._under_way.items() if host not in one.hosts}
+        self._summing = {name: one for name, one in self._summing.items() if host not in one.block.hosts}
         self._parts = {}
+
+    # A host is lost, and the run goes on.
+
+    def asked_of(self, gone: Set[int]) -> tuple[list[Name], list[Name]]:
+        self.asked |= gone - self.gone
+        known = [(name, one.parts) for name, one in self._under_way.items()] + list(self._parts.items())
+        held: list[Name] = [(host, *name) for name, parts in known for host in parts if host in gone]
+        used: list[Name] = [name for name, kept in self._kept.items() if not gone.isdisjoint(kept.what[0].hosts)]
+        return held, used
+
+    def settle(self, gone: Set[int], held: Set[Name], used: Mapping[Name, bool]) -> None:
+        """A block in which somebody has used a lost host's part comes from there, as a whole. In all others the part
+        counts if all hold it; blocks that are summed in two phases begin anew without that host.
+        """
+        super().settle(gone, held, used)
+        if self._referee is not None:
+            for rank in (r for r, home in enumerate(self.others.home_of) if home in gone):
+                self._referee.lost(rank)
+        awaited = self._awaited  # from one that is lost by now
+        self._awaited = {name for name in used if name in self._under_way or name in self._summing}
+        for name, parts in self._parts.items():
+            self._parts[name] = {h: part for h, part in parts.items() if h not in self.gone or (h, *name) in held}
+        for block in self._under_way.values():
+            for host in self.gone.intersection(block.hosts):
+                if block.name not in self._awaited and (host, *block.name) not in held:
+                    block.parts[host] = self._nothing_of(block, host)
+        over = awaited.union(*(self.sums.lost(host, used.keys()) for host in gone)) - self._awaited
+        for name, (block, mine) in list(self._summing.items()):
+            if name in over:
+                del self._summing[name]
+                self._give(block, mine)
+        for block in list(self._under_way.values()):
+            self._deliver_if_whole(block)
+        self._take_totals()
+
+    def pass_on(self, name: Name, what: Any) -> None:
+        block, total, shares = what
+        told = [(r, share.age, share.fresh) for r, share in shares.items()]
+        passed = say.BlockTotal(self.key, block.version, block.ranks[0], told, sorted(block.absent), True)
+        for host in self.left(block.hosts):
+            if host != self.others.me:
+                self.send(host, passed, total)
+
+    def _take_totals(self) -> None:
+        """Those that are awaited, and none that are here already."""
+        for name in self._awaited.intersection(self._totals):
+            message, total = self._totals.pop(name)
+            self._awaited.discard(name)
+            at = message.version, message.block
+            block = self._under_way.pop(at) if at in self._under_way else self._summing.pop(at).block
+            block.absent = set(message.absent)
+            self._deliver(block, total, {r: Freshness(age, fresh) for r, age, fresh in message.shares})
+            self._go_on()
+        if not self.asked:
+            self._totals.clear()
+
+    def _divided(self, block: Block, terms: Sequence[Expression]) -> Expression:
+        return Expression([(Sum(terms, self._divisor(block)), 1.0)])
 
     def _divisor(self, block: Block) -> int:
         return self._clients[block.here[0]].seat.divisor(block.ranks, block.absent)
 
-    def _deliver(self, block: Block, total: Sum, shares: dict[int, Freshness]) -> None:
+    def _deliver(self, block: Block, total: Expression, shares: dict[int, Freshness]) -> None:
         version, members = block.version, [r for r in block.ranks if r not in block.absent]
-        value: Any = Expression([(total, 1.0)])
+        self.is_whole_here(block.name, block.hosts, (block, total.clone(), shares))
+        value: Any = total
         outcome = Outcome.of(self.nodes, version, value, shares, len(members), block.flush)
         now, told = time.monotonic(), [(r, tuple(share)) for r, share in shares.items()]
         for r, one in block.given.items():
@@ -737,7 +826,7 @@ class ChannelServer(MeetingServer):
     @property
     def _asks(self) -> bool:
         """Whether other hosts have still to say where their workers are."""
-        return 0 < len(self._answers) < len(self.others.hosts)
+        return bool(self._answers) and not self._answers.keys() >= set(self.left(range(len(self.others.hosts))))
 
     def _judge(self) -> None:
         """All have said where they are."""

@@ -9,6 +9,9 @@ told when it does.
 wanted. Each says so when it is between two steps, and the first of them for whom all channels can do it lays its
 replica into the arena. When that has been said, the returned one is that worker's *twin*, at one moment for all
 channels: whatever includes the one from then on includes the other, and what the one has said, the other has said.
+
+**A host is lost**, and the run goes on if the first host is there. That one decides, also what the others have only
+heard of by half: `offbeat.live.host.settling`.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,12 +30,17 @@ from offbeat.live.host import protocol as say
 from offbeat.live.host.books import Send
 from offbeat.live.host.ledger import Expression
 from offbeat.live.host.server import EVERYBODY, Counterparts, Server
+from offbeat.live.host.settling import Counts, Held, Inquiry
 from offbeat.live.memory.arena import Arena
 from offbeat.rounds.bell import Rope
 
 LOSSES = ("failed", "gone", "left")
 PROGRESS = ("reached/", "done/", "average/", "meeting/", mean.SAYS)  # facts by which a worker says how far it is
 GO_ON = "the others go on"
+OUT_OF_REACH = (
+    "it decides for all, so the run ends here; it may go on there, if min_workers are left. Begin again from a "
+    "checkpoint: offbeat launch --resume DIR"
+)
 LOOKS = 8  # in the time for which a stopped worker is waited for
 ANSWER_S = 1.0  # for other hosts to say what their workers are doing
 
@@ -51,13 +59,17 @@ class Membership(NamedTuple):
     """What all channels of a run do together: ``bury`` a rank, or let one be a worker again as the twin of another.
 
     ``can_revive``: whether all can now; ``revive`` is told the run, the two, and the page of exchanges in step at which
-    the twin goes on. ``kill``: the process of a worker, by the channel where it has that number.
+    the twin goes on. ``kill``: the process of a worker, by the channel where it has that number. Of lost hosts:
+    ``ask`` what is held here, ``settle`` what counts and bury their workers, or ``give_up`` what waits for them.
     """
 
     bury: Callable[[str, int], None]
     can_revive: Callable[[str, int, int], bool]
     revive: Callable[[str, int, int, int], None]
     kill: Callable[[str, int], None]
+    ask: Callable[[str, list[str]], Held]
+    settle: Callable[[str, list[str], Counts], None]
+    give_up: Callable[[str, list[str], str], None]
 
 
 class LaidDown(NamedTuple):
@@ -107,6 +119,9 @@ class FactsServer(Server):
         self._lost: list[Any] = []  # what is said of those who have failed, or are gone
         self._ended: set[int] = set()  # of whom no more is to be said
         self._first_loss: say.ToldToAll | None = None
+        self._lost_hosts: dict[int, str] = {}  # hosts that are lost, and why
+        self._inquiry: Inquiry | None = None
+        self._inquiries = 0
         self._questions: list[Question] = []
         self._frozen_s: float | None = plan.get("frozen_s")  # for so long a stopped worker is waited for
         self._looks_s = float("inf")  # when it is looked who is stopped
@@ -156,6 +171,16 @@ class FactsServer(Server):
                 self._publish(message)
             case say.ToldToAll():
                 self._hear_told(message)
+            case say.HostLost(host=name, words=words) if self.others.decides:
+                self.lost(self.others.hosts.index(name), words)
+            case say.WhatOf(number=number, gone=gone):
+                self.others.send(0, say.HeldOf(self.key, number, *self._held_of(gone)))
+            case say.HeldOf(number=number, held=held, used=used):
+                if self._inquiry is not None and self._inquiry.number == number:
+                    self._inquiry.hear(self.others.hosts[host], Held(held, used))
+                    self._settle_if_all_have_said()
+            case say.Settled():
+                self._hear_settled(message)
             case say.AskHost(worker=worker, number=number):
                 self.others.send(host, say.HostSays(self.key, worker, number, self._all_are()))
             case say.HostSays(worker=worker, number=number, said=said):
@@ -175,7 +200,7 @@ class FactsServer(Server):
         elif not may_go_on:
             self._order(told)
         elif told.worker not in self._ended:
-            self._order(told._replace(name=self._what_then(told.worker)))
+            self._order(told._replace(name=self._what_then(1)))
 
     def _order(self, told: say.ToldToAll) -> None:
         """What is said here first, all hear first.
@@ -192,7 +217,8 @@ class FactsServer(Server):
         worker, then = told.worker, told.name
         if told.what == "fact":
             self._facts[told.name] = told.value
-            self._tell(say.Fact(self.key, told.name, told.value), but=worker)
+            echoes = told.name.startswith(f"{say.ATTACHED}/")  # who has attached may rely on it that all know so
+            self._tell(say.Fact(self.key, told.name, told.value), but=EVERYBODY if echoes else worker)
             if told.name.startswith("done/"):
                 self._refuse_if_others_end()
             if told.name.startswith(("done/", mean.SAYS)):
@@ -243,9 +269,10 @@ class FactsServer(Server):
         ranks = sorted(self.ranks[worker] for worker in self._dead)
         return [f"The run goes on without {format_ranks(ranks)}."] if ranks else []
 
-    def _what_then(self, worker: int) -> str:
-        """Without it the others go on, or why they do not."""
-        left = len(self.ranks) - len(self._lost) - 1
+    def _what_then(self, more: int) -> str:
+        """Without so many more the others go on, or why they do not."""
+        lost = sum(len(one.workers) if isinstance(one, say.HostGone) else 1 for one in self._lost)
+        left = len(self.ranks) - lost - more
         if not self.least or any(f"{say.ATTACHED}/{rank}" not in self._facts for rank in range(len(self.ranks))):
             return ""
         if left < self.least:
@@ -337,10 +364,83 @@ class FactsServer(Server):
                 self._laid.remove(one)
                 self._arena.give_back(one.at, one.room)
 
+    # A host is lost.
+
     def lost(self, host: int, words: str) -> None:
-        for worker, home in enumerate(self.others.home_of):
-            if home == host:
-                self._hear_told(say.ToldToAll(self.key, worker, "gone", "", ""))
+        """The first host decides what follows. Without it the run ends."""
+        if host in self._lost_hosts:
+            return
+        self._lost_hosts[host] = words
+        if not self.least or self._first_loss is not None:
+            self._end_without([host], words)
+        elif self.others.decides:
+            self._ask_or_end(words)
+        elif host == 0 or self.others.has_gone(0):
+            self._end_without([0], f"{self._lost_hosts.get(0, words)}; {OUT_OF_REACH}")
+        else:
+            self.others.send(0, say.HostLost(self.key, self.others.hosts[host], words))
+
+    def _at(self, hosts: Collection[int]) -> list[int]:
+        """The workers there."""
+        return [worker for worker, home in enumerate(self.others.home_of) if home in hosts]
+
+    def _ask_or_end(self, words: str) -> None:
+        gone = [self.others.hosts[host] for host in self._lost_hosts]
+        missed = [worker for worker in self._at(self._lost_hosts) if worker not in self._ended]
+        then = self._what_then(len(missed)) if missed else GO_ON
+        if then != GO_ON:
+            self._say_settled(say.Settled(self.key, gone, words, then or "not all had attached", [], []))
+            return
+        self._inquiries += 1
+        left = [host for host in range(len(self.others.hosts)) if host not in self._lost_hosts]
+        self._inquiry = Inquiry(self._inquiries, [self.others.hosts[host] for host in left])
+        self.others.tell_others(say.WhatOf(self.key, self._inquiries, gone))
+        self._inquiry.hear(self.others.hosts[self.others.me], self._held_of(gone))
+        self._settle_if_all_have_said()
+
+    def _held_of(self, gone: list[str]) -> Held:
+        for name in gone:
+            self._lost_hosts.setdefault(self.others.hosts.index(name), "")
+        return self._membership.ask(self.root, gone)
+
+    def _settle_if_all_have_said(self) -> None:
+        others = self.others
+        left = {name: number == others.me or not others.has_gone(number) for number, name in enumerate(others.hosts)}
+        if self._inquiry is not None and self._inquiry.is_over(left):
+            counts, self._inquiry = self._inquiry.decided(), None
+            gone = [others.hosts[host] for host in self._lost_hosts]
+            self._say_settled(say.Settled(self.key, gone, "", "", *counts))
+
+    def _say_settled(self, settled: say.Settled) -> None:
+        self.others.tell_others(settled)
+        self._hear_settled(settled)
+
+    def _hear_settled(self, settled: say.Settled) -> None:
+        hosts = [self.others.hosts.index(name) for name in settled.gone]
+        self._lost_hosts.update(dict.fromkeys(hosts, settled.words))
+        if settled.why:
+            self._end_without(hosts, f"{settled.words}; {settled.why}")
+            return
+        missed = [worker for worker in self._at(hosts) if worker not in self._ended]
+        self._membership.settle(self.root, settled.gone, Counts(settled.held, settled.used))
+        self._ended.update(missed)
+        if missed:
+            self._miss(say.HostGone(self.key, missed, True, ""), EVERYBODY)
+
+    def _end_without(self, hosts: Collection[int], words: str) -> None:
+        """The run ends here, unless all of theirs had left in good order."""
+        workers = self._at(hosts)
+        if self.least or any(worker not in self._ended for worker in workers):
+            self._ended.update(workers)
+            self._miss(say.HostGone(self.key, workers, False, words), EVERYBODY)
+            if self._first_loss is None and (self.others.decides or not self.least):
+                self._first_loss = say.ToldToAll(self.key, workers[0], "gone", "", "")
+        if self.least:
+            self._membership.give_up(self.root, [self.others.hosts[host] for host in hosts], words)
+
+    def flush(self) -> None:
+        self._settle_if_all_have_said()  # one of them may have left in good order
+        super().flush()
 
     # What everybody is doing.
 
@@ -350,7 +450,7 @@ class FactsServer(Server):
 
     def _answer(self, now_s: float) -> None:
         for one in list(self._questions):
-            if len(one.hosts) == len(self.others.hosts) or now_s >= one.until_s:
+            if len(one.hosts | self._lost_hosts.keys()) == len(self.others.hosts) or now_s >= one.until_s:
                 self._questions.remove(one)
                 if one.worker in self._sends:
                     self._sends[one.worker](say.Doing(self.key, one.number, one.said))

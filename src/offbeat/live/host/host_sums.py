@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -129,9 +129,10 @@ class _HostSum:
         self.given: GivenByHost | None = None
         self.then: Callable[[Summed], None] = lambda summed: None
         self.share: CodedShare | None = None
-        self.is_coded = self.adds_up = self.is_added_up = False
+        self.is_coded = self.adds_up = self.is_added_up = self.gives_nothing = False
         self.heard: dict[int, _Heard] = {}  # by place
         self.sums: dict[int, Tensor] = {}
+        self.before: list[Tensor] | None = None  # what coding had lost
         self.memory: list[Tensor] = []  # that is to be given back
         self.reads = 1  # connections that still read of it, and whoever waits for the sum
 
@@ -140,6 +141,8 @@ class HostSums:
     """All sums of one server in two phases. ``codec``: None, where vectors are not coded.
 
     ``send`` takes a message to another host's server, with a vector where there is one. ``fail`` hears of an error.
+    ``outlives``: the run goes on without a host that is lost. What coding has lost for the workers of that one is lost
+    with it; what is lost here is as it was before a sum that is begun anew.
     """
 
     def __init__(
@@ -150,6 +153,7 @@ class HostSums:
         books: Books,
         send: Send,
         fail: Callable[[BaseException], None],
+        outlives: bool = False,
     ) -> None:
         self._key, self._me, self._books, self._memory, self._send, self._fail = (
             key,
@@ -163,7 +167,8 @@ class HostSums:
         self.on_wanted: Callable[[Name], None] = lambda name: None  # another host gives its part of it
         self._messages: Messages | None = None  # of long vectors: what is short, the loop may code, too
         self._stretches: dict[int, Stretches] = {}
-        self._sums: dict[Name, _HostSum] = {}
+        self._sums: dict[tuple[Name, tuple[int, ...]], _HostSum] = {}
+        self._outlives, self.asked = outlives, set[int]()  # hosts: of theirs nothing ends before that is settled
         self._gone = set[int]()  # hosts: sums that they have a part in never end
 
     def takes(self, hosts: Sequence[object]) -> bool:
@@ -208,6 +213,8 @@ class HostSums:
         if lost is not None and one.given.anew:
             for part in lost.parts:
                 part.zero_()
+        elif lost is not None and self._outlives:
+            one.before = [part.clone() for part in lost.parts]
         # What is given stays until it has been added up.
         one.share = CodedShare(x, one.stretches, one.place, one.given.key, lost, yields=True)
 
@@ -233,7 +240,8 @@ class HostSums:
         assert one.given is not None
         one.adds_up = True
         if one.given.value is None and all(heard.message is None for heard in one.heard.values()):
-            self._end(one, lambda divisor: Sum((), divisor))
+            one.gives_nothing = True
+            self._end_if_whole(one)
         else:
             self._do(one, self._add_up, self._is_added_up)
 
@@ -253,6 +261,11 @@ class HostSums:
         self._end_if_whole(one)
 
     def _end_if_whole(self, one: _HostSum) -> None:
+        if not self.asked.isdisjoint(one.hosts):
+            return
+        if one.gives_nothing:
+            self._end(one, lambda divisor: Sum((), divisor))
+            return
         lengths = one.stretches.lengths
         if not one.is_added_up or any(length and place not in one.sums for place, length in enumerate(lengths)):
             return
@@ -274,7 +287,7 @@ class HostSums:
 
     def _end(self, one: _HostSum, total: Callable[[int], Sum]) -> None:
         assert one.given is not None
-        del self._sums[one.name]
+        del self._sums[one.name, one.hosts]
         said = [one.given.said if host == self._me else one.heard[k].said for k, host in enumerate(one.hosts)]
         one.then(Summed(said, total, one.given.lost))
 
@@ -315,10 +328,33 @@ class HostSums:
             self.on_wanted(one.name)
         self._go_on(one)
 
-    def lost(self, host: int) -> None:
-        """Another host is gone."""
+    def lost(self, host: int, used: Set[Name] = frozenset()) -> dict[Name, GivenByHost]:
+        """Another host is gone. What was given here to sums that it has a part in: they may be begun anew.
+
+        ``used``: what these came to is known elsewhere, and coding has lost here what it has lost.
+        """
         self._gone.add(host)
+        over = [one for one in self._sums.values() if host in one.hosts]
         self._sums = {name: one for name, one in self._sums.items() if host not in one.hosts}
+        given = {one.name: one.given for one in over if one.given is not None}
+        for one in over:
+            if one.name not in used:
+                self._restore(one)
+            elif one.share is not None and not one.adds_up:
+                self._books.adders.do(Errand(one.share.keep, lambda: None, given[one.name].lost, self._memory))
+        return given
+
+    def _restore(self, one: _HostSum) -> None:
+        """What coding had lost before: behind whatever the adders still do for this sum."""
+        if one.given is None or one.given.lost is None or one.given.anew:
+            return
+
+        def restore() -> None:
+            lost = self._vec(one.given.lost) if one.given is not None else None
+            for part, before in zip(() if lost is None else lost.parts, one.before or (), strict=False):
+                part.copy_(before)
+
+        self._books.adders.do(Errand(restore, lambda: None, one.given.lost, self._memory))
 
     def close(self) -> None:
         self._sums, self._messages, self._stretches = {}, None, {}
@@ -326,11 +362,11 @@ class HostSums:
     # How it is done.
 
     def _one(self, name: Name, hosts: tuple[int, ...]) -> _HostSum:
-        one = self._sums.get(name)
+        one = self._sums.get((name, hosts))
         if one is None:
-            one = self._sums[name] = _HostSum(name, hosts, self._me, self._stretches_of(len(hosts)))
-        elif one.hosts != hosts:
-            raise ValueError(f"hosts disagree on a sum: it is one of {one.hosts} and one of {hosts}")
+            if not self._outlives and (other := next((ends for at, ends in self._sums if at == name), None)):
+                raise ValueError(f"hosts disagree on a sum: it is one of {other} and one of {hosts}")
+            one = self._sums[name, hosts] = _HostSum(name, hosts, self._me, self._stretches_of(len(hosts)))
         return one
 
     def _stretches_of(self, hosts: int) -> Stretches:
@@ -355,7 +391,7 @@ class HostSums:
                 errors.append(error)
 
         def go_on() -> None:
-            if self._sums.get(one.name) is not one:
+            if self._sums.get((one.name, one.hosts)) is not one:
                 return  # given up meanwhile
             if errors:
                 self._fail(errors[0])

@@ -9,6 +9,10 @@ can read or change what is on the cable.
 breaks is dialled anew; both say then how much they have heard, and go on from there, within a vector too. Only when
 that does not succeed for ``REDIAL_S`` is the peer lost, and for good: a later process of the same name is another peer.
 
+**Silence.** Each gives the other a sign every few seconds. A connection by which nothing comes for ``SILENT_S`` is
+broken, whatever the kernel there says: its process may be stopped. So a peer is lost ``SILENT_S`` and ``REDIAL_S``
+after its last word at the latest.
+
 **Two orders.** A message with a vector goes in chunks, and messages without one pass between them. So messages without
 a vector come in the order in which they were sent, and messages with one do; a message of the one sort may be heard
 before an earlier one of the other.
@@ -41,7 +45,7 @@ from typing import Any, NamedTuple
 
 from offbeat.live.host.protocol import HEAD, KINDS, LONGEST, LONGEST_HELLO, Challenge, Inbox, Knock, Proof, packed
 
-VERSION = 3  # of all that is said here
+VERSION = 4  # of all that is said here
 CHUNK_BYTES = 1 << 20  # of a vector, between which messages pass
 TURN_BYTES = 1 << 21  # that a connection sends, and receives, in a turn of the loop
 UNSENT_BYTES = 1 << 19  # in the kernel, ahead of a message that comes next
@@ -55,7 +59,8 @@ REDIAL_S = 20.0  # for a connection to come back
 REFUSED_S = 2.0  # nobody listens where the peer did: its process has ended
 PROBE_S = 0.2  # for a peer to dial again, before it is looked whether it is there
 PAUSES_S = (0.05, 1.0)  # between two tries, at first and at most
-SILENT_S = 20.0  # without a sign of the other's kernel, or with a full buffer there: the connection is broken
+SILENT_S = 20.0  # without a sign of the other process or its kernel: the connection is broken
+BEAT_S = 4.0  # after so long without a word to the other, it is given a sign
 HEARD_S = 0.01  # until a message is acknowledged, if there is nothing to say to the peer
 HEARD_MESSAGES = 32  # that are acknowledged at once
 TRIPS = 15  # the last ones, whose median counts
@@ -154,14 +159,21 @@ class _Peer:
         # Without a connection: until when, when to try again, what went wrong, and since when nobody listens there.
         self.until_s, self.try_s, self.pause_s = until_s, 0.0, PAUSES_S[0]
         self.words = "it has not been reached"
+        self.since_s = time.monotonic()
         self.refused_s: float | None = None
         self.sent_bytes, self.received_bytes = 0, 0
         self.sent_s: float | None = None  # when bytes went to it and came from it the last time
         self.heard_s: float | None = None
+        self.proved_s = 0.0  # when its connection came about
 
     @property
     def is_connected(self) -> bool:
         return self.line is not None and self.line.is_proved
+
+    @property
+    def silent_since_s(self) -> float:
+        """Since when nothing has come by its connection."""
+        return max(self.proved_s, self.heard_s or 0.0)
 
     @property
     def has_heard(self) -> tuple[int, int]:
@@ -251,6 +263,16 @@ class Links:
         if self.me > peer:
             self._try(one, now_s)
 
+    def part_with(self, peer: str, words: str) -> None:
+        """The peer is lost, and for good, by a decision that was made elsewhere; ``lost`` is told, if it was not."""
+        if peer in self._peers:
+            self._lose(self._peers[peer], words)
+
+    def where(self, peer: str) -> str:
+        """Its address, in words."""
+        one = self._peers.get(peer)
+        return f"{one.address[0]}:{one.address[1]}:" if one is not None and one.address is not None else ""
+
     def forget(self, peer: str) -> None:
         """Part with a peer, without a word to ``lost``. A later process of that name may come."""
         if peer in self._peers:
@@ -330,6 +352,9 @@ class Links:
             if peer.is_connected:
                 if peer.tell_s is not None and peer.line is not None and not peer.line.out:
                     times.append(peer.tell_s)
+                times.append(peer.silent_since_s + SILENT_S)
+                if peer.tell_s is None and peer.line is not None and not peer.line.out:
+                    times.append((peer.sent_s or 0.0) + BEAT_S)
             else:
                 times.append(peer.until_s)
                 if peer.line is not None:
@@ -343,12 +368,18 @@ class Links:
         for line in [one for one in self._unproved if now_s >= one.until_s]:
             self._drop(line)
         for peer in list(self._peers.values()):
-            if peer.is_lost or peer.is_connected:
+            if peer.is_lost:
+                continue
+            if peer.line is not None and peer.is_connected:
+                if now_s >= peer.silent_since_s + SILENT_S:
+                    self._failed(peer.line, f"it has given no sign of life for {SILENT_S:.0f} s", now_s)
+                elif now_s >= (peer.sent_s or 0.0) + BEAT_S and peer.tell_s is None:
+                    peer.tell_s = now_s
                 continue
             if peer.line is not None and now_s >= peer.line.until_s:
                 self._failed(peer.line, f"it does not answer for {PROOF_S:.0f} s", now_s)
             if not peer.is_lost and now_s >= peer.until_s:
-                self._lose(peer, peer.words)
+                self._lose(peer, f"{peer.words}, and no connection came about in {now_s - peer.since_s:.0f} s")
             elif not peer.is_lost and (self.me > peer.name or peer.life):
                 self._try(peer, now_s)
 
@@ -387,6 +418,7 @@ class Links:
             return
         peer.line, peer.words = None, words
         if was_proved:
+            peer.since_s = now_s
             peer.until_s, peer.pause_s, peer.refused_s = now_s + REDIAL_S, PAUSES_S[0], None
             peer.try_s = now_s if self.me > peer.name else now_s + PROBE_S
             return
@@ -559,6 +591,7 @@ class Links:
     def _go_on(self, line: _Line, peer: _Peer, state: Proof) -> None:
         """The connection is there; both know what the other has heard."""
         line.is_proved, line.inbox = True, Inbox()
+        peer.proved_s = time.monotonic()
         peer.told, peer.tell_s, peer.refused_s, peer.pause_s = peer.has_heard, None, None, PAUSES_S[0]
         self._acknowledge(peer, state.messages, state.vectors)
         if not line.is_open:

@@ -44,6 +44,7 @@ from offbeat.live.host.onlookers import HANDS_IN, Onlookers
 from offbeat.live.host.protocol import Inbox, packed
 from offbeat.live.host.saver_server import SaverServer
 from offbeat.live.host.server import BookedServer, Counterparts, Server
+from offbeat.live.host.settling import Counts, Held
 from offbeat.live.host.weights_server import WeightsServer
 from offbeat.live.memory.arena import PAGE_BYTES, PAGES, WORDS, Arena, DeviceSlots, SlotMemory
 from offbeat.live.memory.device import let_read
@@ -151,6 +152,8 @@ class Host:
         self._opened: dict[str, set[str]] = {}  # which other hosts' workers have come to a channel
         self._plans: dict[str, dict[str, Any]] = {}  # of channels that only others have come to
         self._dead: dict[str, list[int]] = {}  # of runs that go on without them
+        self._lost_hosts: dict[str, list[str]] = {}  # that such runs have lost,
+        self._settled: dict[str, tuple[list[str], Counts]] = {}  # and what counts of those of which it is settled
         self._came_back: dict[str, dict[int, int]] = {}  # at which pages of a run's exchanges its workers went on
         self._leaving: dict[str, float] = {}  # servers whose workers have left, and until when others may hear the rest
         self._coming: dict[str, tuple[str, int]] = {}  # for whose vector on its way a slot was taken, by host
@@ -500,6 +503,11 @@ class Host:
         made = self._servers[key] = self._server(key, plan)
         self._tell_others(key, plan if made.least else {})
         made.pages = self._came_back.get(made.root, {})
+        if made.root in self._lost_hosts and made.least:
+            self._lose_at(made, self._lost_hosts[made.root])
+            made.asked_of(self._numbers(made, self._lost_hosts[made.root]))
+            if made.root in self._settled:
+                self._settle_at(made, *self._settled[made.root])
         for rank in self._dead.get(made.root, ()):
             if rank in made.ranks:
                 made.bury(made.ranks.index(rank))
@@ -508,7 +516,8 @@ class Host:
         of = int(plan.get("of", 1))
         others = Counterparts(key, plan["homes"], int(plan["size"]), self._name, self._carry, of, self._trip_s)
         if plan["what"] == "facts":
-            membership = Membership(self._bury, self._can_revive, self._revive, self._kill)
+            lost = self._ask, self._settle, self._give_up
+            membership = Membership(self._bury, self._can_revive, self._revive, self._kill, *lost)
             return FactsServer(key, plan, others, self._doing, membership, self._arena)
         if plan["what"] == "bell":
             return BellServer(key, plan, others, self._arena)
@@ -636,13 +645,78 @@ class Host:
             return server.came(self._coming.pop(host)[1])
         return None
 
+    # The loss of another host.
+
     def _lose(self, host: str, words: str) -> None:
+        """Another host cannot be reached any more. What follows, a run says that may go on without it."""
+        assert self._links is not None, "who is lost was known"
         self._give_up_room(host)
+        words, theirs = f"{self._links.where(host)} {words}", list[FactsServer]()
         for server in list(self._servers.values()):
-            if host in server.others.hosts:
-                server.others.lost(host)
+            if host not in server.others.hosts:
+                continue
+            has_left = server.others.has_gone(server.others.hosts.index(host))
+            server.others.lost(host)
+            if not server.least:
                 server.lost(server.others.hosts.index(host), words)
-                self._part_if_all_have(server.key, server)
+            elif isinstance(server, FactsServer) and not has_left:
+                theirs.append(server)
+        for facts in theirs:
+            facts.lost(facts.others.hosts.index(host), words)
+        for server in list(self._servers.values()):
+            self._part_if_all_have(server.key, server)
+
+    def _of_run(self, root: str) -> list[Server]:
+        return [server for server in self._servers.values() if server.root == root and server.least]
+
+    def _numbers(self, server: Server, hosts: Sequence[str]) -> set[int]:
+        return {server.others.hosts.index(host) for host in hosts if host in server.others.hosts}
+
+    def _lose_at(self, server: Server, hosts: Sequence[str]) -> None:
+        for host in hosts:
+            server.others.lost(host)
+
+    def _ask(self, root: str, gone: list[str]) -> Held:
+        """Nothing is heard of these hosts any more. What do the run's servers here hold of theirs?"""
+        assert self._links is not None, "another host is lost"
+        self._lost_hosts[root] = gone
+        for host in gone:
+            self._links.part_with(host, "the run goes on without this host")
+        found = Held([], [])
+        for server in self._of_run(root):
+            self._lose_at(server, gone)
+            numbers = self._numbers(server, gone)
+            held, used = server.asked_of(numbers)
+            found.held.extend((server.key, list(name), len(server.others.hosts) - len(numbers)) for name in held)
+            found.used.extend((server.key, list(name)) for name in used)
+        return found
+
+    def _settle(self, root: str, gone: list[str], counts: Counts) -> None:
+        """The run goes on without these hosts and their workers: all channels hear so, at one moment."""
+        self._settled[root] = gone, counts
+        ranks = set[int]()
+        for server in self._of_run(root):
+            ranks.update(
+                server.ranks[rank]
+                for rank, home in enumerate(server.others.host_of)
+                if server.others.hosts[home] in gone
+            )
+            try:
+                self._settle_at(server, gone, counts)
+            except Exception as error:  # the workers there are to know; those of other channels go on
+                self._refuse_all(server.key, f"{type(error).__name__}: {error}, about the loss of a host")
+        for rank in sorted(ranks):
+            self._bury(root, rank)
+
+    def _settle_at(self, server: Server, gone: Sequence[str], counts: Counts) -> None:
+        server.settle(self._numbers(server, gone), *counts.at(server.key, self._name))
+
+    def _give_up(self, root: str, hosts: list[str], words: str) -> None:
+        """The run ends here."""
+        for server in self._of_run(root):
+            for number in self._numbers(server, hosts) if not isinstance(server, FactsServer) else ():
+                server.lost(number, words)
+            self._part_if_all_have(server.key, server)
 
     # What workers are doing.
 

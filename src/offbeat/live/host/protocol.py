@@ -490,6 +490,17 @@ class Gone(NamedTuple):
     said: str
 
 
+class HostGone(NamedTuple):
+    """A host is lost, with these workers. ``goes_on``: the run does, without them; else ``words`` say what has happened
+    to it, and what follows.
+    """
+
+    key: str
+    workers: list[int]
+    goes_on: bool
+    words: str
+
+
 class Wanted(NamedTuple):
     """So many have returned, and want a member's replica."""
 
@@ -633,6 +644,45 @@ class Buried(NamedTuple):
     last: int
 
 
+class HostLost(NamedTuple):
+    """To the first host: another one cannot be reached from here."""
+
+    key: str
+    host: str
+    words: str
+
+
+class WhatOf(NamedTuple):
+    """From the first host: these are ``gone``. Hear no more of them; what do you hold of theirs, and what is used?"""
+
+    key: str
+    number: int
+    gone: list[str]
+
+
+class HeldOf(NamedTuple):
+    """The answer: `offbeat.live.host.settling.Held`."""
+
+    key: str
+    number: int
+    held: list[tuple[str, list[int], int]]
+    used: list[tuple[str, list[int]]]
+
+
+class Settled(NamedTuple):
+    """From the first host: these are ``gone``, and of theirs this counts: `offbeat.live.host.settling.Counts`.
+
+    ``why`` the run does not go on without them; empty: it does.
+    """
+
+    key: str
+    gone: list[str]
+    words: str
+    why: str
+    held: list[tuple[str, list[int]]]
+    used: list[tuple[str, list[int], str]]
+
+
 class ToldToAll(NamedTuple):
     """What a worker has posted (``what`` is "fact"), its last words ("failed"), its farewell ("bye"), its end ("gone"),
     or that it leaves ("left").
@@ -735,6 +785,34 @@ class BlockPart(NamedTuple):
     version: int
     block: int
     shares: list[tuple[int, int, bool]]
+    absent: list[int]
+    gives: bool
+
+
+class AllThere(NamedTuple):
+    """All parts of a round's block, or of an exchange, have come to this host: it needs nobody to pass them on."""
+
+    key: str
+    sum: list[int]
+
+
+class BlockTotal(NamedTuple):
+    """What a block of a round came to, where a host of it is lost that had brought its part; as in ``BlockPart``."""
+
+    key: str
+    version: int
+    block: int
+    shares: list[tuple[int, int, bool]]
+    absent: list[int]
+    gives: bool
+
+
+class ExchangeTotal(NamedTuple):
+    """The same of an exchange whose members all want one sum. ``said``: what hosts have said beside it."""
+
+    key: str
+    number: int
+    said: list[Any]
     absent: list[int]
     gives: bool
 
@@ -973,6 +1051,14 @@ KINDS: tuple[type[Any], ...] = (
     BatchesDealt,
     Accounts,
     OfLeases,
+    HostGone,
+    HostLost,
+    WhatOf,
+    HeldOf,
+    Settled,
+    AllThere,
+    BlockTotal,
+    ExchangeTotal,
 )
 _NUMBER = {kind: number for number, kind in enumerate(KINDS)}
 _encode = json.JSONEncoder(separators=(",", ":")).encode

@@ -11,7 +11,7 @@ message says which exchange, round or visit it belongs to, and nothing is known 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +19,7 @@ from offbeat.live.host import protocol as say
 from offbeat.live.host.books import Books, ClientRecord, Reply, Send
 from offbeat.live.host.host_sums import HostSums, codec_of
 from offbeat.live.host.ledger import Expression, Sum, Written
+from offbeat.live.host.settling import Name
 from offbeat.live.memory.arena import Shard, SlotMemory
 
 if TYPE_CHECKING:
@@ -314,7 +315,16 @@ class Server:
         return self.others.is_through
 
     def lost(self, host: int, words: str) -> None:
-        """Another host cannot be reached any more; ``words`` say why."""
+        """Another host cannot be reached any more, and the run ends; ``words`` say why."""
+
+    def asked_of(self, gone: Set[int]) -> tuple[list[Name], list[Name]]:
+        """These hosts are gone, and the run goes on. Nothing of theirs is used from now on until it is settled what
+        counts. The names of what is held of theirs, and of what has been used.
+        """
+        return [], []
+
+    def settle(self, gone: Set[int], held: Set[Name], used: Mapping[Name, bool]) -> None:
+        """Of theirs this counts; see `offbeat.live.host.settling`. Their workers are buried next."""
 
     def waits_for(self, rank: int) -> tuple[int, int]:
         """How many results it has heard of, and how many it waits for. What is waited for in step, its page shows."""
@@ -335,14 +345,27 @@ class Server:
         """All have left."""
 
 
+class Kept(NamedTuple):
+    """What has come of a sum here, until these hosts have it, too."""
+
+    what: Any
+    lacking: set[int]
+
+
 class BookedServer(Server):
-    """One that has vectors."""
+    """One that has vectors.
+
+    ``gone``: lost hosts of which it is settled what counts; ``asked``: others, of which it is not.
+    """
 
     def __init__(self, key: str, plan: dict[str, Any], others: Counterparts, books: Books) -> None:
         super().__init__(key, plan, others)
         self._books = books
         codec = codec_of(plan.get("codec"))
-        self.sums = HostSums(key, others.me, codec, books, self._send_bytes, self._refuse)
+        self.sums = HostSums(key, others.me, codec, books, self._send_bytes, self._refuse, bool(self.least))
+        self.gone, self.asked = set[int](), self.sums.asked
+        self._kept: dict[Name, Kept] = {}  # what may have to be passed on, if one more host is lost
+        self._all_there: dict[Name, set[int]] = {}  # who has all of a sum that is not whole here
         books.also = lambda: [*self.values(), *self.on_their_way()]
 
     def on_their_way(self) -> list[Expression]:
@@ -357,6 +380,68 @@ class BookedServer(Server):
     def memory(self) -> tuple[int, int, int, bool]:
         """Slots, how many of them are in use, how long one is, and whether they lie on a GPU."""
         return self._books.in_use()
+
+    # The loss of another host.
+
+    def left(self, hosts: Iterable[int]) -> list[int]:
+        """Of these, those that are not lost."""
+        return [host for host in hosts if host not in self.gone]
+
+    def is_whole_here(self, name: Name, hosts: Iterable[int], what: Any) -> None:
+        """A sum is. Where two others have a part in it, one of them may be lost before the other has all."""
+        early, others = self._all_there.pop(name, set()), set(self.left(hosts)) - {self.others.me}
+        inhabited = self._inhabited
+        if not self.least or len(others) < 2 or self.others.me not in inhabited:
+            return
+        for host in others & inhabited:
+            self.others.send(host, say.AllThere(self.key, list(name)))
+        if lacking := (others & inhabited) - early:
+            self._kept[name] = Kept(what, lacking)
+
+    @property
+    def _inhabited(self) -> set[int]:
+        """Hosts with living workers: others need nothing."""
+        return {home for rank, home in enumerate(self.others.host_of) if rank not in self._dead}
+
+    def has_all(self, host: int, name: Name) -> None:
+        """Another host needs nobody to pass a sum on."""
+        if name not in self._kept:
+            self._all_there.setdefault(name, set()).add(host)
+            return
+        self._kept[name].lacking.discard(host)
+        if not self._kept[name].lacking:
+            del self._kept[name]
+
+    def _keep_no_longer(self) -> None:
+        """What only hosts lack that need it no longer, or that nobody else could need."""
+        for name, kept in list(self._kept.items()):
+            kept.lacking.intersection_update(self._inhabited - self.gone)
+            if not kept.lacking:
+                del self._kept[name]
+
+    def hear_host(self, host: int, message: Any, value: Expression | None) -> None:
+        if isinstance(message, say.AllThere):
+            self.has_all(host, tuple(message.sum))
+        else:
+            super().hear_host(host, message, value)
+
+    def settle(self, gone: Set[int], held: Set[Name], used: Mapping[Name, bool]) -> None:
+        self.gone |= gone
+        self.asked -= gone
+        for name, passes_on in used.items():
+            if passes_on and (what := self.known_of(name)) is not None:
+                self.pass_on(name, what)
+        if len(self.left(range(len(self.others.hosts)))) < 3:
+            self._kept.clear()
+            self._all_there.clear()
+        self._keep_no_longer()
+
+    def known_of(self, name: Name) -> Any:
+        """What has come of a sum, if it is still known here."""
+        return self._kept[name].what if name in self._kept else None
+
+    def pass_on(self, name: Name, what: Any) -> None:
+        """What has come of a sum, to those who may lack it."""
 
     def room(self, message: Any, nbytes: int) -> int | None:
         slot = self._books.slots.take()
@@ -406,6 +491,7 @@ class BookedServer(Server):
         super().bury(rank)
         if rank in self._books.clients:
             self._books.clients[rank].bury()
+        self._keep_no_longer()
 
     @property
     def is_through(self) -> bool:

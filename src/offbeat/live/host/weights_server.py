@@ -11,13 +11,14 @@ are over: so a link that is slower than the steps holds them up, instead of fill
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from typing import Any, cast
 
 from offbeat.live.host import protocol as say
 from offbeat.live.host.books import Books, ClientRecord, Reply, Send, unheard
 from offbeat.live.host.ledger import Expression, Sum
 from offbeat.live.host.server import EVERYBODY, Counterparts, MeetingServer, Whereabouts
+from offbeat.live.host.settling import Name
 from offbeat.rounds.seat import Event
 from offbeat.rounds.shared import SharedVec
 
@@ -29,7 +30,7 @@ class Sharer(ClientRecord):
         super().__init__(key, worker, send, log)
         self.shared: SharedVec | None = None
         self.stands = False  # between two steps, until it has said how far it was moved
-        self.visits = 0  # of its own, that are under way at other hosts
+        self.visits: dict[int, int] = {}  # of its own, that are under way, and at which hosts
         self.then: list[Callable[[], None]] = []  # what is to happen when they are over
 
     @property
@@ -137,12 +138,7 @@ class WeightsServer(MeetingServer):
                 self.send(host, say.HalfBack(self.key, visitor, number, True), half)
                 self._make_one(self._sharers[peer])
             case say.HalfBack(visitor=visitor, number=number):
-                me, half = self._sharers[visitor], cast(Any, value if message.gives else Expression())
-                assert me.shared is not None
-                me.news.append((me.shared.home(number, half), time.monotonic()))
-                self._make_one(me)
-                me.visits -= 1
-                self._when_home(me)
+                self._come_home(self._sharers[visitor], number, value if message.gives else Expression())
             case say.Standing() | say.HasRetired():
                 self._hear_of_all(message)
             case _:
@@ -161,9 +157,23 @@ class WeightsServer(MeetingServer):
         assert me.shared is not None
         self.rounds += 1
         number, sent = me.shared.depart()
-        me.visits += 1
+        me.visits[number] = self.others.home_of[peer]
         visit = say.Visit(self.key, me.worker, peer, number, True)
         self.send(self.others.home_of[peer], visit, self.as_one([cast(Expression, sent)]))
+
+    def _come_home(self, me: Sharer, number: int, half: Any) -> None:
+        assert me.shared is not None
+        me.news.append((me.shared.home(number, half), time.monotonic()))
+        self._make_one(me)
+        del me.visits[number]
+        self._when_home(me)
+
+    def settle(self, gone: Set[int], held: Set[Name], used: Mapping[Name, bool]) -> None:
+        """Who visits a lost host comes home as it went: the two met, or not, for that host alone."""
+        super().settle(gone, held, used)
+        for me in self._sharers.values():
+            for number in [number for number, host in me.visits.items() if host in gone]:
+                self._come_home(me, number, Expression())
 
     def _when_home(self, me: Sharer, then: Callable[[], None] | None = None) -> None:
         if then is not None:

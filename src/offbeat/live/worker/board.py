@@ -227,9 +227,9 @@ class Board:
 
     def has_attached(self) -> Callable[[], bool]:
         """This worker can go on without others; where the run does, it will when all can, which the answer tells."""
-        if self.min_workers:
-            self._post(f"{say.ATTACHED}/{self.rank}", "1")
-        return lambda: not self.min_workers or self._all(say.ATTACHED)
+        if self.min_workers and self._link is not None:
+            self._link.post_attached()
+        return lambda: not self.min_workers or self._link is None or self._all(say.ATTACHED)
 
     def has_begun(self) -> None:
         """From now on a worker that dies can come back: whoever hosts the job's store is to know."""

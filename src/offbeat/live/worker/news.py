@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from offbeat.basics.units import format_ranks
 from offbeat.live.host import protocol as say
 from offbeat.live.host.facts_server import progress_of, with_twin
 from offbeat.live.transport.errors import OffbeatError, PeerFailed
@@ -77,7 +78,7 @@ class RunFacts:
 
     def _is_news(self, message: Any) -> bool:
         """Whether a wait for something else is to end."""
-        return isinstance(message, say.Failed | say.Gone)
+        return isinstance(message, say.Failed | say.Gone | say.HostGone)
 
     def hear(self, seconds: float) -> bool:
         """Whether something has come; waits no longer than that for it."""
@@ -102,11 +103,14 @@ class RunFacts:
                 failure = Failure(f"rank {self._called(worker)} failed: {words}", vanished=False)
                 self._failure = self._failure or failure
             case say.Gone(worker=worker, goes_on=True):
-                self.dead[worker] = time.monotonic()
-                if worker != self._rank:  # else its predecessor
-                    self.losses.append(Loss(worker, self.dead[worker]))
-                self._facts[f"done/{worker}"] = str(int(self._facts.get(f"reached/{worker}", "-1")) + 1)
-                self._facts["done"] = "1"
+                self._go_on_without(worker)
+            case say.HostGone(workers=workers, goes_on=True):
+                for worker in workers:
+                    self._go_on_without(worker)
+            case say.HostGone(workers=workers, words=why):
+                ranks = format_ranks([self._called(worker) for worker in workers])
+                words = f"the host of {ranks} is lost: {why}"
+                self._failure = self._failure or Failure(words, vanished=True)
             case say.Gone(worker=worker, ended=ended, why=and_so, said=said):
                 why = "the process has ended" if ended else "its connection has closed"
                 words = f"rank {self._called(worker)} {said or f'gives no sign of life: {why}'}"
@@ -130,10 +134,21 @@ class RunFacts:
             case say.Doing(number=number, said=said):
                 self._answers[number] = dict(said)
 
+    def _go_on_without(self, worker: int) -> None:
+        self.dead[worker] = time.monotonic()
+        if worker != self._rank:  # else its predecessor
+            self.losses.append(Loss(worker, self.dead[worker]))
+        self._facts[f"done/{worker}"] = str(int(self._facts.get(f"reached/{worker}", "-1")) + 1)
+        self._facts["done"] = "1"
+
     def post(self, name: str, value: str) -> None:
         """A fact, known here at once and to the others soon."""
         self._facts[name] = value
         self._say(say.Post(self._key, name, value))
+
+    def post_attached(self) -> None:
+        """A fact that is known here when it is known to all, whatever becomes of this host."""
+        self._say(say.Post(self._key, f"{say.ATTACHED}/{self._rank}", "1"))
 
     def fail(self, words: str) -> None:
         """My last words to the others; nothing where they have failed before me, and know."""
