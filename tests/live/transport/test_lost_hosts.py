@@ -29,8 +29,8 @@ from tests.support.going_on import (
     LAST,
     METHODS,
     MOMENTS,
+    SILENT_SOON,
     SIZE,
-    SOON,
     STEPS,
     Ticks,
     host_pid,
@@ -214,7 +214,7 @@ def host_process_of_this_network(listener: socket.socket, token: str) -> None:
     if os.fork() == 0:
         try:
             os.setsid()
-            vars(links).update(SOON)
+            vars(links).update(SILENT_SOON)
             process.serve(listener, token)
         finally:
             os._exit(0)
@@ -225,7 +225,7 @@ def parted(rank: int, layout: tuple[int, ...], how: str, cable: TwoHosts | None)
     if cable is not None:
         cable.move_in(layout[rank], 29_500)
         start.spawn = host_process_of_this_network
-    on_host_that_is_missed_soon(rank, layout)
+    on_host_that_is_missed_soon(rank, layout, SILENT_SOON)
     model = net()
     optimizer = ob.attach(sgd(model, momentum=0.0), model, ob.eager(), min_workers=1)
     for t in range(STEPS):
