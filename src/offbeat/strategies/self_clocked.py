@@ -131,10 +131,10 @@ def self_clocked(
     *When it hurts*: where all workers are alike and the network is quick, ``allreduce`` learns more from each sample:
     at equal samples the loss of a Transformer was up to 1.7 % higher with 16 workers, 5 % in pairs that do not draw, as
     more than 16 meet; these were not measured (docs/study.md). Up to 4 workers send more there than it does. A GPT
-    with AdamW that begins on a plateau stays there longer with old results: at equal samples 8 % above
-    where an exchange takes half a step, 6 and 14 % with 8 and 16 workers of few rows each (4 with free messages: 0.8 %
-    below). With more than four workers on one host and AdamW, ``eager(stale="drop", sync_every=None)`` was at most
-    0.7 % above, but with SGD or four speeds worse than this.
+    with AdamW that begins on a plateau stays there longer with old results. At equal samples it ended 8 to 12 % above
+    where an exchange takes half a step, 5 and 14 % with 8 and 16 workers of few rows each, and 0.8 % below with 4 and
+    free messages. With more than four workers on one host and AdamW, ``eager(stale="drop", sync_every=None)`` ended at
+    most 0.6 % above; with SGD or four speeds it was worse than this.
     *Suggested settings*: the defaults.
 
     Example: ``ob.self_clocked(group=4)``
