@@ -10,7 +10,7 @@ import math
 import pickle
 import shlex
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -464,6 +464,18 @@ def test_a_worker_learns_from_one_turn_until_the_next() -> None:
         assert agent.played[0] is played
     task.value(agent, task.take(0, navigation.LEARNS))
     assert agent.played[0] is not played
+
+
+def test_a_worker_learns_from_a_turn_of_a_single_step() -> None:
+    pytest.importorskip("minigrid")
+    task = navigation.task(1, 1, None)
+    agent = task.build(0)
+    assert isinstance(agent, navigation.Agent)
+    task.value(agent, task.take(0, 0))
+    whole = agent.played[0]
+    agent.played[0] = navigation.Rollout(*(getattr(whole, one.name)[:1] for one in fields(whole)))
+    for step in range(1, navigation.LEARNS):
+        assert task.value(agent, task.take(0, step)).isfinite()
 
 
 # The list, and what is wrong

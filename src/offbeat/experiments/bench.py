@@ -9,19 +9,22 @@ import json
 import multiprocessing
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
 from offbeat.experiments.figures import Figures
 
+A = TypeVar("A")
+R = TypeVar("R")
 
-class Job(Protocol):
+
+class Runnable(Protocol):
     """What a bench runs; where there are several at a time, it can be pickled."""
 
     @property
@@ -66,7 +69,7 @@ class Bench:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def run(self, wanted: Sequence[Job]) -> list[Figures]:
+    def run(self, wanted: Sequence[Runnable]) -> list[Figures]:
         """What each comes to, in this order; several at a time where there are several jobs."""
         missing = [job for job in wanted if job.title not in self._done]
         if self._pool is None:
@@ -78,6 +81,13 @@ class Bench:
                 self._keep(running[future], future.result())
         return [self._done[job.title] for job in wanted]
 
+    def each(self, look: Callable[[A], R], cases: Sequence[A]) -> list[R]:
+        """What ``look`` finds in each. It may ask for runs; where there are several jobs, all ask at the same time."""
+        if self.jobs == 1:  # in no other thread, where Ctrl-C would not reach it
+            return list(map(look, cases))
+        with ThreadPoolExecutor(len(cases)) as threads:
+            return list(threads.map(look, cases))
+
     def _keep(self, title: str, figures: Figures) -> None:
         with self._lock:
             self._done[title] = figures
@@ -88,7 +98,7 @@ class Bench:
             self._told(f"{title}: {figures}")
 
 
-def _run(job: Job) -> Figures:
+def _run(job: Runnable) -> Figures:
     return job.run()
 
 

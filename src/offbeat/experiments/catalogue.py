@@ -269,7 +269,7 @@ WAGMA_RL = Experiment(
         Claim("–", "work", (ALL_IN_ONE,), tuple(RL_RIVALS | RL_WAGMA), at_least=1.0, learning=False),
     ),
     Size(320, 5, NAVIGATION, batch=8, timed_steps=80, points=10),
-    Size(8, 1, NAVIGATION, batch=1, points=2),
+    Size(8, 1, NAVIGATION, batch=1, points=1),
 )
 
 LOCAL = {"local SGD 4": "local_sgd:period=4"}

@@ -95,7 +95,8 @@ class Agent(nn.Module):
             self.played[rank] = rollout(play(self, WORLDS[rank % len(WORLDS)], self.episodes, key)[0])
         own = self.played[rank]
         order = torch.randperm(len(own.seen), generator=draw.generator(_PLAYED, self.seed, rank, turn, part // 2))
-        rows = order.tensor_split(2)[part % 2]
+        halves = order.tensor_split(min(2, len(order)))  # one episode of one step has none
+        rows = halves[part % len(halves)]
         return objective(self, own, rows).unsqueeze(0)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -130,7 +129,8 @@ def carry_out(
         if size.workload.check is not None:
             size.workload.check()
 
-    def look(label: str, workers: int) -> dict[str, Found]:
+    def look(pair: tuple[str, int]) -> dict[str, Found]:
+        label, workers = pair
         found: dict[str, Found] = {}
         tried: Mapping[float, float] = {}
         for case in (case for case in cases if case.workers == workers):
@@ -145,11 +145,7 @@ def carry_out(
 
     labels, counts = list(experiment.methods), dict.fromkeys(case.workers for case in cases)
     pairs = [(label, workers) for workers in counts for label in labels]
-    if bench.jobs == 1:  # in no other thread, where Ctrl-C would not reach it
-        found = {pair: look(*pair) for pair in pairs}
-    else:
-        with ThreadPoolExecutor(len(pairs)) as threads:
-            found = dict(zip(pairs, threads.map(look, *zip(*pairs, strict=True)), strict=True))
+    found = dict(zip(pairs, bench.each(look, pairs), strict=True))
     return {case.name: {label: found[label, case.workers][case.name] for label in labels} for case in cases}
 
 
