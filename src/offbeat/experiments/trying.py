@@ -176,9 +176,8 @@ def best(losses: Mapping[float, float]) -> float:
 def never_waiting(trial: Trial, gradients: float) -> float:
     """How many seconds so many gradients take if every worker takes one after the other, whoever is late."""
     case = trial.case
-    what = {"seed": trial.seed, "workers": case.workers, "what": "a step"}
-    compute = delays.bind(trial.compute_s, **what)  # type: ignore[arg-type]
-    late = delays.bind(case.delays, **what)  # type: ignore[arg-type]
+    bind = partial(delays.bind, seed=trial.seed, workers=case.workers, what="a step")
+    compute, late = bind(trial.compute_s), bind(case.delays)
     steps = range(SAMPLED_STEPS)
     means = [statistics.fmean(compute(t, rank) + late(t, rank) for t in steps) for rank in range(case.workers)]
     return gradients / sum(1.0 / mean for mean in means)

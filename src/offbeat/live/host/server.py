@@ -389,9 +389,11 @@ class BookedServer(Server):
 
     def is_whole_here(self, name: Name, hosts: Iterable[int], what: Any) -> None:
         """A sum is. Where two others have a part in it, one of them may be lost before the other has all."""
+        if not self.least:
+            return
         early, others = self._all_there.pop(name, set()), set(self.left(hosts)) - {self.others.me}
         inhabited = self._inhabited
-        if not self.least or len(others) < 2 or self.others.me not in inhabited:
+        if len(others) < 2 or self.others.me not in inhabited:
             return
         for host in others & inhabited:
             self.others.send(host, say.AllThere(self.key, list(name)))
